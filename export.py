@@ -4,9 +4,9 @@ TARGET is c, onnx, torchscript, hub, transformers, peft, lerobot or openpi. DIR 
 outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes normalisation; contract.json
 describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on an emulated microcontroller.
 For policy=pi0: transformers writes the weights, adapters merged into them, and peft the adapters alone. For
-policy=pi0 and pi05: openpi writes a checkpoint of openpi's PyTorch models. For policy=smolvla and groot: lerobot
-writes LeRobot's folder pretrained_model, and peft adapters. For any policy, hub writes the checkpoint without its
-training state. --help lists the options.
+policy=pi0 and pi05: openpi writes a checkpoint of openpi's PyTorch models. For policy=pi0, pi05, smolvla, groot, act
+and diffusion: lerobot writes LeRobot's folder pretrained_model. For policy=pi05, smolvla and groot, too, peft writes
+adapters. For any policy, hub writes the checkpoint without its training state. --help lists the options.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from embodied.errors import UserError
 from embodied.report import margins
 from embodied.saving import checkpoint
 from embodied.saving.publishing import publish, push
+from policies.lerobot.publishing import publish as publish_lerobot
 from policies.registry import trained_policy
 from policies.vla.checkpoints.openpi_publishing import publish as publish_openpi
 from policies.vla.checkpoints.publishing import publish as publish_vla
-from policies.vla.groot.policy import GrootPolicy
-from policies.vla.groot.publishing import publish as publish_groot
-from policies.vla.smolvla.publishing import publish as publish_smolvla
 from real_robot.firmware.exporting import Export, Target, Weights, export, strictness, summary
 from sims.registry import conditions
 
@@ -106,11 +104,7 @@ def _publish(config: ExportConfig) -> None:
     if config.target is Format.hub:
         publish(saved, directory, output)
     elif config.target is Format.lerobot:
-        policy = trained_policy(saved)
-        if isinstance(policy, GrootPolicy):
-            publish_groot(policy, output, directory)
-        else:
-            publish_smolvla(policy, output, directory)
+        publish_lerobot(trained_policy(saved), output, directory)
     elif config.target is Format.openpi:
         publish_openpi(trained_policy(saved), output, directory, config.asset_id)
     else:

@@ -99,6 +99,7 @@ class DiffusionPolicy(GenerativePolicy):
     """
 
     config: DiffusionConfig
+    kind = "diffusion"
 
     def __init__(self, contract: Contract, config: DiffusionConfig, pretrained: Published | None = None) -> None:
         past = 0 if pretrained is None else pretrained.past
@@ -106,6 +107,7 @@ class DiffusionPolicy(GenerativePolicy):
         own = pretrained.encoder(contract) if isinstance(pretrained, LeRobotDiffusion) else None
         super().__init__(contract, config, "diffusion", past, length or past + contract.horizon, own)
         self.noise_table = NoiseTable(config.train_steps, config.denoising_steps, config.schedule)
+        self.weights_of = config.weights
         self.pretrained, actions, features = pretrained, contract.action.shape[-1], self.encoder.out_features
         if pretrained is None:
             self.network = chunk_network(

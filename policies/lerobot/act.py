@@ -116,6 +116,7 @@ class ACTPolicy(TrainablePolicy):
     """
 
     scores = False
+    kind = "act"
     action_offset: Tensor
     action_scale: Tensor
     action_low: Tensor
@@ -157,6 +158,7 @@ class ACTPolicy(TrainablePolicy):
         self.critic = Critic(contract, config.critic, config.dim_model, config.hidden, self.value_head.outputs)
         self.feature_size = self.critic.feature_size
         self.pretrained = layout is not None
+        self.weights_of = config.weights
         unlimited = (torch.inf,) * actions
         self.register_buffer("action_low", torch.tensor(contract.action.low or [-value for value in unlimited]))
         self.register_buffer("action_high", torch.tensor(contract.action.high or unlimited))

@@ -1,9 +1,9 @@
-"""Parts of LeRobot's folder `pretrained_model` that are written alike for SmolVLA and GR00T."""
+"""Parts of LeRobot's folder `pretrained_model` that are written alike for all policies."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,32 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vla import adapters
-from policies.vla.checkpoints.publishing import check_publishable
+from policies.vla.checkpoints.publishing import check_publishable, merge_adapters
 from policies.vla.checkpoints.settings import CONFIG
+from policies.vla.checkpoints.statistics import Mode, Modes
 from policies.vla.checkpoints.weights import folder_of
 from policies.vla.pi0 import Pi0Policy
 
 PICTURE = "observation.images."
-CPU = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
-"""Step of a processor that moves tensors to the CPU."""
+STATE = "observation.state"
+ACTION = "action"
+"""LeRobot's names of pictures, the robot's state and the action."""
+NORMALISERS = "normalizer_processor", "unnormalizer_processor"
+STATEFUL = *NORMALISERS, "groot_pack_inputs_v3", "groot_action_unpack_unnormalize_v1"
+"""Steps of processors that have statistics."""
+Step = dict[str, Any]
+"""Step of a processor, as its file has it."""
+
+
+def step(name: str, **options: object) -> Step:
+    """Step of the `name` in LeRobot's registry."""
+    return {"registry_name": name, "config": options}
+
+
+BEGINNING = [step("rename_observations_processor", rename_map={}), step("to_batch_processor")]
+"""Steps with which processors of observations begin."""
+CPU = step("device_processor", device="cpu", float_dtype=None)
+"""Step that moves tensors to the CPU."""
 
 
 def source_of(policy: Pi0Policy, folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -43,15 +60,15 @@ def fields_of(policy: Pi0Policy, learned: list[str]) -> dict[str, Any]:
     Cameras of the task keep their names if the published ones include them all, and otherwise get those by order.
     """
     own = [f"{PICTURE}{camera}" for camera in policy.inputs.cameras]
-    names = learned[: len(own)] if learned and not set(own) <= set(learned) else own
+    names = own if set(own) <= set(learned) or len(own) > len(learned) else learned[: len(own)]
     inputs = {
         name: {"type": "VISUAL", "shape": [3, *policy.contract.observation[camera].shape[:2]]}
         for name, camera in zip(names, policy.inputs.cameras, strict=True)
     }
-    inputs["observation.state"] = {"type": "STATE", "shape": [policy.inputs.state_size]}
+    inputs[STATE] = {"type": "STATE", "shape": [policy.inputs.state_size]}
     return {
         "input_features": inputs,
-        "output_features": {"action": {"type": "ACTION", "shape": [policy.actions]}},
+        "output_features": {ACTION: {"type": "ACTION", "shape": [policy.actions]}},
         "chunk_size": policy.contract.horizon,
         "n_action_steps": policy.contract.executed,
     }
@@ -64,9 +81,7 @@ def write_weights(
 
     `own` and `published` are functions from each other's names of tensors.
     """
-    policy.model.float()  # frozen weights may be in lower precision, in which the adapters' changes would be lost
-    if adapters.rank_of(policy.model.native):
-        adapters.merge(policy.model)
+    merge_adapters(policy)
     weights = policy.model.native.state_dict()
     unread = {published(own(name)): value for name, value in _unread(source, own, set(weights)).items()}
     named = {published(name): value for name, value in weights.items()}
@@ -84,18 +99,64 @@ def _unread(source: Path, own: Callable[[str], str], read: set[str]) -> dict[str
     return tensors_left
 
 
-def write_processors(
-    folder: Path,
-    before: list[dict[str, Any]],
-    after: list[dict[str, Any]],
-    statistics: dict[str, Tensor],
-) -> None:
-    """Write the steps `before` and `after` the model, and the statistics as the state of those with a `state_file`."""
+def normalisers(config: dict[str, Any]) -> tuple[Step, Step]:
+    """Steps that normalise the features of a config.json, and undo it for the action."""
+    inputs, outputs = config["input_features"], config["output_features"]
+    options = {"eps": 1e-8, "norm_map": config["normalization_mapping"]}
+    first, last = (
+        step(name, features=features, **options)
+        for name, features in zip(NORMALISERS, (inputs | outputs, outputs), strict=True)
+    )
+    return first, last
+
+
+def statistics_of(policy: Pi0Policy, modes: Modes) -> dict[str, Tensor]:
+    """Statistics of state and action, with which LeRobot normalises by `modes` as the policy does."""
+    size, state = policy.inputs.state_size, policy.inputs.state
+    pairs = {STATE: (state.mean[:size], state.scale[:size]), ACTION: (policy.action_mean, policy.action_std)}
+    return named_statistics(pairs, modes)
+
+
+def named_statistics(pairs: Mapping[str, tuple[Tensor, Tensor]], modes: Sequence[Mode]) -> dict[str, Tensor]:
+    """Statistics of features by LeRobot's names, of which each has an offset and a divisor, and a mode."""
+    return {
+        f"{feature}.{name}": value
+        for mode, (feature, pair) in zip(modes, pairs.items(), strict=True)
+        for name, value in zip(mode.names, mode.stated(*pair), strict=True)
+    }
+
+
+def write_processors(folder: Path, before: list[Step], after: list[Step], statistics: dict[str, Tensor]) -> None:
+    """Write the steps `before` and `after` the model, and the statistics as the state of those that have some."""
     for name, steps in (("policy_preprocessor", before), ("policy_postprocessor", after)):
+        files = {
+            place: f"{name}_step_{place}_{each['registry_name']}.safetensors"
+            for place, each in enumerate(steps)
+            if each["registry_name"] in STATEFUL
+        }
+        for file in files.values():
+            save_file(stored(statistics), folder / file)
+        steps = [each | ({"state_file": files[place]} if place in files else {}) for place, each in enumerate(steps)]
         write_json(folder / f"{name}.json", {"name": name, "steps": steps})
-        for step in steps:
-            if "state_file" in step:
-                save_file(stored(statistics), folder / step["state_file"])
+
+
+def loading(kind: str, name: str, method: str, *further: str) -> list[str]:
+    """Lines of a card on how LeRobot loads its class `name` of a `kind` and acts by its `method`.
+
+    `further` are arguments of the processors.
+    """
+    arguments = ", ".join(("policy.config", "FOLDER", *further))
+    return [
+        "```",
+        "from lerobot.policies.factory import make_pre_post_processors",
+        f"from lerobot.policies.{kind}.modeling_{kind} import {name}",
+        "",
+        f"policy = {name}.from_pretrained(FOLDER)",
+        f"before, after = make_pre_post_processors({arguments})",
+        f"actions = after(policy.{method}(before(observation)))",
+        "```",
+        "",
+    ]
 
 
 def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from policies.vla import adapters
 from policies.vla.checkpoints import statistics
-from policies.vla.checkpoints.publishing import check_publishable, write_description
+from policies.vla.checkpoints.publishing import check_publishable, merge_adapters, write_description
 from policies.vla.checkpoints.settings import CONFIG, OPENPI_RELATIVE, SIZES
+from policies.vla.checkpoints.statistics import Mode
 from policies.vla.checkpoints.weights import EMBEDDING, LAST_NORM, folder_of
 from policies.vla.pi0 import Pi0Policy
 from policies.vla.pi05 import Pi05Policy
@@ -74,10 +74,8 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, asset_id: str | No
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", asset_id):
         raise UserError(f"expected asset_id=NAME or OWNER/NAME, got {asset_id}")
     folder.mkdir(parents=True)
-    policy.model.float()  # frozen weights may be in lower precision, in which the adapters' changes would be lost
-    if adapters.rank_of(policy.model.native):
-        adapters.merge(policy.model)
-    save_file(_tensors(policy), folder / "model.safetensors", {"format": "pt", TIED: HEAD})
+    merge_adapters(policy)
+    save_file(tensors(policy), folder / "model.safetensors", {"format": "pt", TIED: HEAD})
     _write(folder / CONFIG, _fields(policy))
     _write(folder / "assets" / asset_id / "norm_stats.json", {"norm_stats": _statistics(policy)})
     assert policy.inputs.tokenizer
@@ -106,7 +104,7 @@ def _check_representable(policy: Pi0Policy) -> None:
     if policy.kind == "pi0" and policy.model.state_size != policy.model.action_size:
         sizes = f"{policy.model.state_size} and {policy.model.action_size}"
         raise UserError(f"openpi pads state and action to one size, these weights to {sizes}; use target=hub")
-    if _own_sizes(policy):
+    if own_sizes(policy):
         log.warning(f"these weights are not of the sizes {' and '.join(SIZES.values())}: openpi cannot load them")
 
 
@@ -118,12 +116,12 @@ def _asset_id(policy: Pi0Policy) -> str:
     return statistics.data_set(folder_of(policy.weights_of, policy.kind), policy.config.unnorm_key) or ASSET_ID
 
 
-def _tensors(policy: Pi0Policy) -> dict[str, Tensor]:
+def tensors(policy: Pi0Policy) -> dict[str, Tensor]:
     """Tensors of the policy by openpi's names, on the CPU."""
-    tensors = {
+    named = {
         openpi_name(name): value.detach().cpu().contiguous() for name, value in policy.model.native.state_dict().items()
     }
-    return tensors | {UNREAD_HEAD: torch.zeros(len(tensors[HEAD]), policy.model.expert_width, dtype=torch.bfloat16)}
+    return named | {UNREAD_HEAD: torch.zeros(len(named[HEAD]), policy.model.expert_width, dtype=torch.bfloat16)}
 
 
 def _fields(policy: Pi0Policy) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def _fields(policy: Pi0Policy) -> dict[str, Any]:
     return {
         "action_dim": policy.model.action_size,
         "action_horizon": policy.contract.horizon,
-        **(_own_sizes(policy) or SIZES),
+        **(own_sizes(policy) or SIZES),
         "precision": "float32",
         "pi05": policy.kind == "pi05",
         "discrete_state_input": isinstance(policy, Pi05Policy) and policy.inputs.states_in_prompt,
@@ -141,7 +139,7 @@ def _fields(policy: Pi0Policy) -> dict[str, Any]:
     }
 
 
-def _own_sizes(policy: Pi0Policy) -> dict[str, Any]:
+def own_sizes(policy: Pi0Policy) -> dict[str, Any]:
     """Sizes of a model that openpi lacks, by transformers' fields; {} for the published size."""
     from transformers import PI0Config
 
@@ -172,9 +170,8 @@ def _normalisation(centre: Tensor, spread: Tensor, *, ranges: bool) -> dict[str,
 
     openpi requires a mean and a deviation of pi0.5's ranges, too, which are then centre and half width.
     """
-    # quantiles go to -1 and 1: q01 = centre - spread, q99 = centre + spread, exact in float64
-    mean, std = centre.double().cpu(), spread.double().cpu()
-    low, high = ((mean - std).tolist(), (mean + std).tolist()) if ranges else (None, None)
+    mean, std = centre.double().cpu(), spread.double().cpu()  # in which middle and half width are exact
+    low, high = (each.tolist() if ranges else None for each in Mode.QUANTILES.stated(mean, std))
     return {"mean": mean.tolist(), "std": std.tolist(), "q01": low, "q99": high}
 
 

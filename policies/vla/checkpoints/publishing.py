@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
+from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from policies.vla import adapters
@@ -34,18 +36,15 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     if peft and not adapters.rank_of(native):
         raise UserError("target=peft writes adapters, which this policy has none of; use target=transformers")
     if not peft and policy.has_relative:
-        raise UserError("transformers' format has no actions relative to the state; use target=peft, or serve.py")
+        raise UserError("transformers' format has no actions relative to the state; use target=lerobot, or serve.py")
     if not peft and policy.kind != "pi0":
-        names = {"pi05": ("pi0.5", "peft"), "smolvla": ("SmolVLA", "lerobot"), "groot": ("GR00T", "lerobot")}
-        name, other = names[policy.kind]
-        raise UserError(f"transformers has no {name}; use target={other}, or serve the checkpoint")
+        name = {"pi05": "pi0.5", "smolvla": "SmolVLA", "groot": "GR00T"}[policy.kind]
+        raise UserError(f"transformers has no {name}; use target=lerobot, or serve the checkpoint")
     folder.mkdir(parents=True)
     if peft:
         adapters.write(native, folder, str(policy.weights_of), policy.base)
     else:
-        policy.model.float()  # frozen weights may be in lower precision, in which the adapters' changes would be lost
-        if adapters.rank_of(native):
-            adapters.merge(policy.model)
+        merge_adapters(policy)
         native.config.chunk_size = policy.contract.horizon
         native.save_pretrained(folder)
         if isinstance(policy.inputs.tokenizer, Tokenizer):
@@ -62,11 +61,31 @@ def check_publishable(policy: Pi0Policy, folder: Path) -> None:
         raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
     if delay := policy.contract.delay:
         raise UserError(f"published weights cannot say that chunks begin {delay} steps late (delay); use target=hub")
+    check_new(folder)
+
+
+def check_new(folder: Path) -> None:
+    """Raise UserError for a `folder` that exists."""
     if folder.exists():
         raise UserError(f"{folder} exists; choose another output")
 
 
-def write_description(policy: Pi0Policy, folder: Path, run: Path, library: str, usage: Sequence[str] = ()) -> None:
+def merge_adapters(policy: Pi0Policy) -> None:
+    """Merge adapters, if there are any, into the weights of `policy`, which are float32 afterwards."""
+    policy.model.float()  # frozen weights may be in lower precision, in which the adapters' changes would be lost
+    if adapters.rank_of(policy.model.native):
+        adapters.merge(policy.model)
+
+
+class Described(Protocol):
+    """Policy of a `kind`, that of policy=..., which began with the published weights `weights_of`, if any."""
+
+    contract: Contract
+    kind: str
+    weights_of: str | None
+
+
+def write_description(policy: Described, folder: Path, run: Path, library: str, usage: Sequence[str] = ()) -> None:
     """Write the contract and the model card of `card`, with the report of the directory `run`, into `folder`."""
     (folder / CONTRACT).write_text(policy.contract.to_json() + "\n", encoding="utf-8")
     report = run / "report.md"
@@ -74,7 +93,7 @@ def write_description(policy: Pi0Policy, folder: Path, run: Path, library: str, 
     (folder / CARD).write_text(card(policy, library, text, usage), encoding="utf-8")
 
 
-def card(policy: Pi0Policy, library: str, report: str, usage: Sequence[str] = ()) -> str:
+def card(policy: Described, library: str, report: str, usage: Sequence[str] = ()) -> str:
     """Model card in Markdown for a folder that `library` reads; pictures of the `report` are left out.
 
     Lines of `usage` say how the library reads it.
@@ -82,11 +101,12 @@ def card(policy: Pi0Policy, library: str, report: str, usage: Sequence[str] = ()
     from huggingface_hub import ModelCardData
 
     peft = library == "peft"
+    words = any(spec.is_text for spec in policy.contract.observation.values())
     data = ModelCardData(
         base_model=policy.weights_of,
         library_name=library,
         pipeline_tag="robotics",
-        tags=[policy.kind, "vision-language-action", *(["lora"] if peft else [])],
+        tags=[policy.kind, *(["vision-language-action"] if words else []), *(["lora"] if peft else [])],
     )
     contract = policy.contract
     specs = [*contract.observation.items(), ("action", contract.action)]

@@ -55,6 +55,10 @@ class Mode(Enum):
         # a range [a, b] goes to [-1, 1]: (x - (a + b) / 2) / ((b - a) / 2)
         return (first, second) if self is Mode.MEAN_STD else ((first + second) / 2.0, (second - first) / 2.0)
 
+    def stated(self, offset: Tensor, divisor: Tensor) -> tuple[Tensor, Tensor]:
+        """Statistics for which `located` gives this offset and divisor."""
+        return (offset, divisor) if self.names == MEANS else (offset - divisor, offset + divisor)
+
 
 Modes = tuple[Mode, Mode]
 """Normalisation of the state and of the action."""

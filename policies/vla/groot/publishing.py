@@ -13,22 +13,21 @@ from typing import Any
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from policies.vla.checkpoints.lerobot_folder import (
+    BEGINNING,
     CPU,
     fields_of,
     source_of,
+    statistics_of,
+    step,
     write_json,
     write_processors,
     write_weights,
 )
 from policies.vla.checkpoints.publishing import write_description
 from policies.vla.checkpoints.settings import CONFIG, pictures, processor_steps
+from policies.vla.checkpoints.statistics import Mode
 from policies.vla.groot.policy import GrootPolicy
 from policies.vla.groot.weights import EMBODIMENT, PACKING, RAW, base_of, eagle_of, own_name, published_name, texts_of
-
-BEFORE = f"policy_preprocessor_step_2_{PACKING}.safetensors"
-UNPACKING = "groot_action_unpack_unnormalize_v1"
-AFTER = f"policy_postprocessor_step_0_{UNPACKING}.safetensors"
-"""Files with the ranges of the two processors; the number is the place of the step."""
 
 
 def publish(policy: GrootPolicy, folder: Path, run: Path) -> None:
@@ -77,14 +76,7 @@ def _absolute(name: str) -> str:
 
 def _write_processors(policy: GrootPolicy, folder: Path, config: dict[str, Any], packing: dict[str, Any]) -> None:
     """Write LeRobot's steps before and after the model; `packing` are the options of the step that normalises."""
-    size, state, head = policy.inputs.state_size, policy.inputs.state, policy.model.native.architecture.head
-    # [min, max] = middle -+ half width
-    statistics = {
-        "observation.state.min": state.mean[:size] - state.scale[:size],
-        "observation.state.max": state.mean[:size] + state.scale[:size],
-        "action.min": policy.action_mean - policy.action_std,
-        "action.max": policy.action_mean + policy.action_std,
-    }
+    head = policy.model.native.architecture.head
     packing = {
         "language_key": "task",
         "embodiment_tag": config["embodiment_tag"],
@@ -97,14 +89,12 @@ def _write_processors(policy: GrootPolicy, folder: Path, config: dict[str, Any],
         "normalize_min_max": True,
     }
     eagle = {"tokenizer_assets_repo": config["tokenizer_assets_repo"]}
-    unpacking = {"env_action_dim": policy.actions, "normalize_min_max": True}
     before = [
-        {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
-        {"registry_name": "to_batch_processor", "config": {}},
-        {"registry_name": PACKING, "config": packing, "state_file": BEFORE},
-        {"registry_name": "groot_eagle_encode_v3", "config": eagle},
-        {"registry_name": "groot_eagle_collate_v3", "config": eagle},
+        *BEGINNING,
+        step(PACKING, **packing),
+        step("groot_eagle_encode_v3", **eagle),
+        step("groot_eagle_collate_v3", **eagle),
         CPU,
     ]
-    after = [{"registry_name": UNPACKING, "config": unpacking, "state_file": AFTER}, CPU]
-    write_processors(folder, before, after, statistics)
+    unpacking = step("groot_action_unpack_unnormalize_v1", env_action_dim=policy.actions, normalize_min_max=True)
+    write_processors(folder, before, [unpacking, CPU], statistics_of(policy, (Mode.MIN_MAX, Mode.MIN_MAX)))

@@ -16,8 +16,8 @@ from embodied.contract import Contract, TensorSpec
 from embodied.text import encode, text_spec
 from policies.diffusion import DiffusionConfig
 from policies.lerobot.act import ACTConfig
+from policies.lerobot.publishing import publish
 from policies.vla.smolvla.policy import SmolVLAConfig
-from policies.vla.smolvla.publishing import publish
 from tests.policies.vla.smolvla import files as smolvla_files
 
 pytest.importorskip("torchvision")
@@ -73,6 +73,23 @@ def saved(folder: Path, policy: Any, processors: Any) -> tuple[Any, Any]:
     return pre, post
 
 
+def published(own: Any, folder: Path, kind: Any) -> tuple[Any, Any, Any]:
+    """LeRobot's policy of a `kind` and processors of the folder of our policy with other weights."""
+    with torch.no_grad():
+        for weight in own.actor_parameters():
+            weight += 0.01 * torch.randn(weight.shape, generator=generator(8))
+    publish(own, folder, folder)
+    pipeline = pytest.importorskip("lerobot.processor")
+    read = pipeline.PolicyProcessorPipeline.from_pretrained
+    converters = {
+        "to_transition": pipeline.converters.policy_action_to_transition,
+        "to_output": pipeline.converters.transition_to_policy_action,
+    }
+    before = read(folder, config_filename="policy_preprocessor.json")
+    after = read(folder, config_filename="policy_postprocessor.json", **converters)
+    return kind.from_pretrained(folder, strict=True).eval(), before, after
+
+
 def contract(*lead: int) -> Contract:
     specs = {name.split(".")[-1]: TensorSpec((*lead, 64, 48, 3), "uint8") for name in SIZES if "images" in name}
     specs["state"] = TensorSpec((*lead, 7))
@@ -114,6 +131,12 @@ def test_act(tmp_path: Path, pre_norm: bool) -> None:
     torch.manual_seed(5)
     found = own.loss(observation, actions, torch.ones(3, CHUNK, dtype=torch.bool))
     torch.testing.assert_close(found, loss, atol=1e-4, rtol=1e-5)
+    again, before, after = published(own, tmp_path / "out", act[0].ACTPolicy)
+    chunks = after(again.predict_action_chunk(before(theirs(observation))))[:, :8]
+    own = own.eval().act(observation).actions
+    assert (own - expected).abs().max() > 0.01
+    print(f"LeRobot's ACT from our folder differs by at most {(chunks - own).abs().max():.1e}")
+    torch.testing.assert_close(chunks, own, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +147,7 @@ def test_diffusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dic
     monkeypatch.setattr(diffusion[0], "DDIMScheduler", Clipped)
     sizes = {"horizon": CHUNK, "n_action_steps": 8, "down_dims": (16, 32), "diffusion_step_embed_dim": 16}
     sizes |= {"spatial_softmax_num_keypoints": 8, "num_inference_steps": 10, "noise_scheduler_type": "DDIM"}
+    sizes |= {"pretrained_backbone_weights": None}
     settings = diffusion[1].DiffusionConfig(
         input_features=inputs(), output_features=OUTPUT, device="cpu", **sizes, **options
     )
@@ -133,15 +157,25 @@ def test_diffusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dic
     own, observation = DiffusionConfig(weights=str(tmp_path), hidden=16).build(contract(2)), seen(2)
     noise = torch.randn(3, CHUNK, 6, generator=generator(6))
     monkeypatch.setattr(own, "_noise", lambda *_: noise.unsqueeze(1))
+    expected = denoised(policy, pre, post, observation, noise)
+    found = own.act(observation, deterministic=True).actions
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    chunks = denoised(*published(own, tmp_path / "out", diffusion[0].DiffusionPolicy), observation, noise)
+    found = own.act(observation, deterministic=True).actions
+    assert (found - expected).abs().max() > 0.01
+    print(f"LeRobot's chunks from our folder differ by at most {(found - chunks).abs().max():.1e}")
+    torch.testing.assert_close(found, chunks, atol=1e-3, rtol=1e-3)  # the first step amplifies rounding
+
+
+def denoised(policy: Any, pre: Any, post: Any, observation: TensorDict, noise: Tensor) -> Tensor:
+    """Actions of LeRobot's diffusion policy after two observations."""
     policy.reset()
     for step in range(2):
         policy._queues["action"].clear()
         batch = pre(theirs(observation.apply(lambda each, at=step: each[:, at])))
         batch = {name: value for name, value in batch.items() if name.startswith("observation")}
         first = policy.select_action(batch, noise=noise)
-    expected = post(torch.stack([first, *policy._queues["action"]], 1))
-    found = own.act(observation, deterministic=True).actions
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    return post(torch.stack([first, *policy._queues["action"]], 1))
 
 
 @pytest.mark.parametrize("options", [{}, {"prefix_length": 40, "pad_language_to": "max_length", "empty_cameras": 1}])

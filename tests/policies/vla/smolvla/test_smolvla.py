@@ -17,7 +17,6 @@ from embodied.policy import Condition
 from policies.vla import adapters
 from policies.vla.checkpoints.publishing import publish
 from policies.vla.inputs import squared
-from policies.vla.pi0 import Pi0Config
 from policies.vla.smolvla.model import action_attention, prefix_attention
 from policies.vla.smolvla.policy import SmolVLAConfig, SmolVLAPolicy
 from policies.vla.smolvla.publishing import publish as publish_lerobot
@@ -364,8 +363,6 @@ def test_lerobot_s_layout_needs_published_weights(tmp_path: Path) -> None:
     made = SmolVLAConfig(hidden=16).build(SEEING)
     with pytest.raises(UserError, match=r"names the vision-language model of policy\.weights"):
         publish_lerobot(made, tmp_path / "out", tmp_path)
-    with pytest.raises(UserError, match="target=lerobot is for policy=smolvla and groot, got Pi0Policy"):
-        publish_lerobot(Pi0Config(hidden=16).build(SEEING), tmp_path / "out", tmp_path)
 
 
 def test_a_guided_policy_is_not_published_without_its_label(folder: Path, tmp_path: Path) -> None:
