@@ -44,8 +44,6 @@ WITHOUT_COMMIT = {
     "vehicle_speed.json",
 }
 """Results measured before their programs recorded a commit: documents say so beside the link."""
-UNCOMMITTED_CHANGES = {"chunk_execution.json"}
-"""Results of a tree with uncommitted changes: documents say so beside the link."""
 
 
 def test_intervals_and_results_of_a_document():
@@ -151,9 +149,8 @@ def test_rates_over_seeds_count_seeds_and_starts():
 def test_results_name_a_clean_commit_or_documents_say_that_they_do_not(name: str):
     named = list(commits(RESULTS[name]))
     assert (not named) == (name in WITHOUT_COMMIT)
-    clean = all(COMMIT.fullmatch(commit) for commit in named)
-    assert clean == (name not in UNCOMMITTED_CHANGES)
-    words = "no commit" if name in WITHOUT_COMMIT else "uncommitted changes" if not clean else ""
+    assert all(COMMIT.fullmatch(commit) for commit in named)
+    words = "no commit" if name in WITHOUT_COMMIT else ""
     paragraphs = [block for page in PAGES for block in page.read_text().split("\n\n") if name in linked_results(block)]
     silent = [block for block in paragraphs if words not in " ".join(block.split())]
     assert not silent
