@@ -255,7 +255,7 @@ def _tasks(record: Record, directory: Path, rows: Sequence[Record]) -> str:
         row_cells += _change(changes[each["task"]]) if before else ""
         row_cells += f'<td data-value="{_failures(each)}">{escape(_reasons([each]))}</td>' if failed else ""
         detail = _failed_starts(each, last["distribution"], directory, several=True) if failed else ""
-        name = escape(each["task"])
+        name = escape(each["task"]).replace("_", "_<wbr>")  # names are too long for a line
         button = f'<button type="button" class="task" aria-expanded="false">{name}</button>' if detail else name
         width = 1 + len(rows) + len(over) + len(failed)
         details_row = f'<tr class="detail" hidden><td colspan="{width}">{detail}</td></tr>' if detail else ""
