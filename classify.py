@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from embodied import without_dynamo  # noqa: F401 - before PyTorch
+from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.command_line import program
 from embodied.command_line.config import compose, parsed
 from embodied.command_line.train_options import GROUPS, TrainConfig

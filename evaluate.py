@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embodied import without_dynamo  # noqa: F401 - before PyTorch
+from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.command_line import program
 from embodied.command_line.config import compose

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from omegaconf import MISSING
 
-from embodied import without_dynamo  # noqa: F401 - before PyTorch
+from embodied import start_up  # noqa: F401 - before PyTorch
 from embodied.algorithms.off_policy import risk
 from embodied.algorithms.off_policy.risk import RecordedFailures, RiskConfig, RiskLearner
 from embodied.command_line import program

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from embodied import start_up
+from embodied.commands import NAMES
 
 ROOT = Path(__file__).parents[2]
 TEXTS = """
@@ -51,6 +52,15 @@ def test_options_from_outside_and_other_requests_import_pytorch(monkeypatch, arg
     monkeypatch.setattr(sys, "meta_path", finders := [])
     start_up.prepare("train", arguments)
     assert len(finders) == stand_ins
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_program_imports_pytorch_for_help(name: str):
+    command = [sys.executable, "-X", "importtime", f"{name}.py", "--help"]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in completed.stderr.splitlines()}
+    assert "embodied.start_up" in imported
+    assert "torch._C" not in imported
 
 
 def test_evaluation_prints_its_first_line_before_it_imports_pytorch():
