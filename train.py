@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from embodied import start_up  # noqa: F401 - before PyTorch
-from embodied.command_line import combinations, listing, program
+from embodied.command_line import listing, program
 from embodied.command_line.config import compose
 from embodied.command_line.summary import summary
 from embodied.command_line.train_options import (
@@ -80,11 +80,11 @@ def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     saved = program.check_start("train", arguments)
     options = with_placement(arguments if saved else with_starting_point(arguments), saved)
     config, record = compose(TrainConfig, "train", options, GROUPS, saved)
-    if not saved and (words := words_option(config.policy)):
-        config, record = compose(TrainConfig, "train", [*options, words], GROUPS)
     if not saved:
-        for choice in combinations.completed(options)[len(options) :]:
+        for choice in record["arguments"][len(options) :]:
             log.info(f"{choice}, because the default of task={record['choices']['task']} does not go with your choice")
+        if words := words_option(config.policy):
+            config, record = compose(TrainConfig, "train", [*options, words], GROUPS)
     check_robot(config, arguments)
     join(config)
     return config, record

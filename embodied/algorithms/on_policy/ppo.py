@@ -172,7 +172,7 @@ class PPO(Clipped):
         """
         self._decay(progress)
         # progress after the first iteration is one over the number of all
-        if self.iterations == 0 and self.config.critic_warmup * progress >= 1.0:
+        if not self.iterations and not world.rank and self.config.critic_warmup * progress >= 1.0:
             log.warning(
                 f"about {round(1.0 / progress)} iterations do not outlast algorithm.critic_warmup="
                 f"{self.config.critic_warmup}: the policy is not trained; set a smaller algorithm.rollout_length or"

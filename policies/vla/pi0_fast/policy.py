@@ -209,9 +209,9 @@ class Pi0FastPolicy(TrainablePolicy):
         pairs = {part: [checkpoint.statistics[f"{part}_{each}"] for each in ("mean", "std")] for part in sizes}
         state, action = (fitting(*pairs[part], size) for part, size in sizes.items())
         if state is None or action is None:
-            found = " and ".join(str(counted(*pair)) for pair in pairs.values())
+            stored_sizes = " and ".join(str(counted(*pair)) for pair in pairs.values())
             raise UserError(
-                f"{weights} has statistics of {found} elements of state and action, not of this task's"
+                f"{weights} has statistics of {stored_sizes} elements of state and action, not of this task's"
                 f" {sizes['state']} and {sizes['action']}; use policy.unnorm_key=demonstrations"
             )
         self.inputs.state.mean.copy_(state[0])

@@ -158,13 +158,13 @@ def test_diffusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dic
     noise = torch.randn(3, CHUNK, 6, generator=generator(6))
     monkeypatch.setattr(own, "_noise", lambda *_: noise.unsqueeze(1))
     expected = denoised(policy, pre, post, observation, noise)
-    found = own.act(observation, deterministic=True).actions
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    actions = own.act(observation, deterministic=True).actions
+    torch.testing.assert_close(actions, expected, atol=1e-4, rtol=1e-4)
     chunks = denoised(*published(own, tmp_path / "out", diffusion[0].DiffusionPolicy), observation, noise)
-    found = own.act(observation, deterministic=True).actions
-    assert (found - expected).abs().max() > 0.01
-    print(f"LeRobot's chunks from our folder differ by at most {(found - chunks).abs().max():.1e}")
-    torch.testing.assert_close(found, chunks, atol=1e-3, rtol=1e-3)  # the first step amplifies rounding
+    actions = own.act(observation, deterministic=True).actions
+    assert (actions - expected).abs().max() > 0.01
+    print(f"LeRobot's chunks from our folder differ by at most {(actions - chunks).abs().max():.1e}")
+    torch.testing.assert_close(actions, chunks, atol=1e-3, rtol=1e-3)  # the first step amplifies rounding
 
 
 def denoised(policy: Any, pre: Any, post: Any, observation: TensorDict, noise: Tensor) -> Tensor:

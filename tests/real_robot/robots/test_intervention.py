@@ -128,17 +128,18 @@ LEFT, RIGHT = 0x100, 0x101
 @pytest.mark.parametrize("at_once", [True, False])
 def test_both_buttons_of_a_spacemouse_stop_and_are_no_success(device, layout, first: int, at_once: bool):
     mouse = EventDevice(device.path, layout)
-    presses, seen = [(KEY, first, 1), (KEY, LEFT + RIGHT - first, 1)], set()
+    presses = [(KEY, first, 1), (KEY, LEFT + RIGHT - first, 1)]
+    pressed_buttons: set[str] = set()
     device.write(*presses[:1])
     if not at_once:
-        seen |= mouse.read().pressed
-        assert seen == ({"gripper"} if first == LEFT else set())
+        pressed_buttons |= mouse.read().pressed
+        assert pressed_buttons == ({"gripper"} if first == LEFT else set())
     device.write(*presses[1:])
-    seen |= mouse.read().pressed
-    assert "stop" in seen
+    pressed_buttons |= mouse.read().pressed
+    assert "stop" in pressed_buttons
     device.write((KEY, RIGHT, 0), (KEY, LEFT, 0))
-    seen |= mouse.read().pressed
-    assert "success" not in seen
+    pressed_buttons |= mouse.read().pressed
+    assert "success" not in pressed_buttons
     device.write((KEY, RIGHT, 1))
     assert mouse.read() == Controls({}, frozenset({"success"}))
     device.write((KEY, RIGHT, 0))

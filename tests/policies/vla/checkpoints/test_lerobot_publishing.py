@@ -172,24 +172,24 @@ def test_statistics_keep_their_published_normalisation(tmp_path: Path) -> None:
         policy = trained(source(tmp_path / f"{kind}_{naming}", naming, kind, mode), kind)
         folders[kind, naming] = tmp_path / f"{kind}_{naming}_out"
         publish(policy, folders[kind, naming], tmp_path)
-    found = statistics_in(folders["pi0", "lerobot"], "MIN_MAX")
-    assert found["observation.state.min"] == pytest.approx([0.1, -0.2])
-    assert found["action.max"] == pytest.approx([0.6, 1.9, 2.0])
-    found = statistics_in(folders["pi05", "lerobot"], "MEAN_STD")
-    assert found["observation.state.std"] == pytest.approx([0.9, 1.2])
-    found = statistics_in(folders["pi05", "openpi"], "QUANTILES")
-    assert (found["action.q01"], found["action.q99"]) == ([-1.0, 0.0, 1.0], [1.0, 2.0, 5.0])
+    statistics = statistics_in(folders["pi0", "lerobot"], "MIN_MAX")
+    assert statistics["observation.state.min"] == pytest.approx([0.1, -0.2])
+    assert statistics["action.max"] == pytest.approx([0.6, 1.9, 2.0])
+    statistics = statistics_in(folders["pi05", "lerobot"], "MEAN_STD")
+    assert statistics["observation.state.std"] == pytest.approx([0.9, 1.2])
+    statistics = statistics_in(folders["pi05", "openpi"], "QUANTILES")
+    assert (statistics["action.q01"], statistics["action.q99"]) == ([-1.0, 0.0, 1.0], [1.0, 2.0, 5.0])
 
 
 def test_statistics_of_the_demonstrations_are_named_as_they_were_computed(tmp_path: Path) -> None:
     policy = trained(source(tmp_path / "published", "openpi", "pi05"), "pi05", unnorm_key="demonstrations")
     publish(policy, tmp_path / "out", tmp_path)
-    found = statistics_in(tmp_path / "out", "MEAN_STD")
-    assert sorted(found) == ["action.mean", "action.std", "observation.state.q01", "observation.state.q99"]
+    statistics = statistics_in(tmp_path / "out", "MEAN_STD")
+    assert sorted(statistics) == ["action.mean", "action.std", "observation.state.q01", "observation.state.q99"]
     low, high = (seen(64)["fingers"].quantile(share, 0) for share in (0.01, 0.99))
-    assert found["observation.state.q01"] == pytest.approx(low.tolist(), abs=1e-6)
-    assert found["observation.state.q99"] == pytest.approx(high.tolist(), abs=1e-6)
-    assert found["action.mean"] == policy.action_mean.tolist()
+    assert statistics["observation.state.q01"] == pytest.approx(low.tolist(), abs=1e-6)
+    assert statistics["observation.state.q99"] == pytest.approx(high.tolist(), abs=1e-6)
+    assert statistics["action.mean"] == policy.action_mean.tolist()
 
 
 def test_configuration_processors_card_and_further_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

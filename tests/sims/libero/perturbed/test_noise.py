@@ -85,8 +85,8 @@ def test_fog_brightens_and_is_uneven() -> None:
 def test_glass_displaces_pixels_up_to_the_rim() -> None:
     # each column has its own grey: where a pixel was taken from
     columns = np.broadcast_to(np.arange(PIXELS)[:, None], (PIXELS, PIXELS, 3)).astype(np.uint8)
-    found = noise._displaced(columns, 5, 1, np.random.default_rng(0)).astype(int)[..., 0]
-    shift = found - np.arange(PIXELS)
+    sources = noise._displaced(columns, 5, 1, np.random.default_rng(0)).astype(int)[..., 0]
+    shift = sources - np.arange(PIXELS)
     assert np.array_equal(shift[:, :6], np.zeros((PIXELS, 6)))  # beyond the reach from the rim nothing moves
     assert np.array_equal(shift[:6], np.zeros((6, PIXELS)))
     assert np.array_equal(shift[:, 252:], np.zeros((PIXELS, 4)))
