@@ -44,6 +44,8 @@ NOMINAL = ("task=quadrotor_hover", "task.nominal=true")
 BEFORE = ("env_steps=425_000", "num_envs=64", "algorithm.rollout_length=48", "algorithm.learning_rate=7e-3")
 LATE = "latency.action_s=[0.0,0.04]"
 STEP_LATE = "[0.01,0.01]"
+HL_GAUSS = {"td3": ("algorithm", -5, 20), "sac": ("algorithm", -5, 20), "ppo": ("policy.values", -10, 10)}
+"""Where the options of critics are, and the range of their values, by algorithm."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,15 @@ class Variant:
     evaluations: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+def of_head(algorithm: str, head: str) -> Variant:
+    """Hover in L2F's MDP by `algorithm`, with critics that are trained by the squared error or as classes."""
+    options = ()
+    if head == "HL-Gauss":
+        at, low, high = HL_GAUSS[algorithm]
+        options = f"{at}.head=HL_GAUSS", f"{at}.value_low={low}", f"{at}.value_high={high}"
+    return Variant((*NOMINAL, f"algorithm={algorithm}", *options), analytic_gradients=False, seeds=(0, 1, 2))
+
+
 MEASURED = {
     "hover": {"bptt": Variant(("task=quadrotor_hover",))},
     "hover_nominal": {
@@ -63,7 +74,7 @@ MEASURED = {
         "ppo": Variant((*NOMINAL, "algorithm=ppo"), analytic_gradients=False),
         "td3": Variant((*NOMINAL, "algorithm=td3"), analytic_gradients=False),
     },
-    "hover_sac": {"sac": Variant((*NOMINAL, "algorithm=sac"), analytic_gradients=False)},
+    **{f"hover_{name}": {head: of_head(name, head) for head in ("squared error", "HL-Gauss")} for name in HL_GAUSS},
     **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race", "any")},
     "swarm": {"swarm": Variant(("task=quadrotor_swarm",))},
     "latency": {

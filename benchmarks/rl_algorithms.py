@@ -58,6 +58,12 @@ ROWS: dict[str, tuple[str, ...]] = {
     "grpo, Flow-SDE": GRPO,
     "self_imitation": ("algorithm=self_imitation",),
     "ranking": ("algorithm=ranking",),
+    "ranking, HL-Gauss": (
+        "algorithm=ranking",
+        "policy.values.head=HL_GAUSS",
+        "policy.values.value_low=-1",
+        "policy.values.value_high=2",
+    ),
     "ppo, ReinFlow": REINFLOW,
     "ppo, Flow-Noise": (*FLOW_NOISE, "policy.aggregate=STEP_MEAN", "algorithm.entropy_weight=0.005"),
     "grpo, SRPO's reward": SRPO,
