@@ -1,9 +1,15 @@
 """Off-policy evaluation beside the truth: `python benchmarks/off_policy_evaluation.py FOLDER [--task libero_pick]`.
 
+    [--rounds 3] [--policies 20] [--estimators fqe] [--output FILE]
+
 The policies are checkpoints of offline learning (`--row` of from_logs.py) and the untrained policy. Each is estimated
 by FQE and AM-Q from the logs that it learned from, and played from the initial states of the task. Printed are the
 rank correlation (Spearman) of estimates and true returns, and how often the gate would decide wrongly: for all pairs of
 policies, the share of worse ones that it accepts, and of better ones that it refuses.
+
+With `--rounds` a policy that imitated the successes goes on in rounds of offline learning by `--row`, from the same
+logs, with each gate and without one; the success of the present policy is measured before the first and after every
+round, on the same episodes.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import argparse
 import copy
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +30,9 @@ import torch  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from benchmarks.from_logs import ROWS, TASKS, Logs  # noqa: E402
+from benchmarks.from_logs import CHOSEN, ROWS, TASKS, Logs, learned, with_options  # noqa: E402
 from embodied import seeding  # noqa: E402
+from embodied.algorithms.imitation.sft import SFTConfig  # noqa: E402
 from embodied.algorithms.offline.dynamics import DynamicsConfig  # noqa: E402
 from embodied.algorithms.offline.off_policy_evaluation import (  # noqa: E402
     Estimator,
@@ -33,8 +40,10 @@ from embodied.algorithms.offline.off_policy_evaluation import (  # noqa: E402
     OffPolicyEvaluationConfig,
     initial_rows,
 )
+from embodied.algorithms.offline.rounds import Rounds, RoundsConfig  # noqa: E402
 from embodied.data.recording import record_episodes  # noqa: E402
 from embodied.data.transitions import rewards_to_go  # noqa: E402
+from embodied.evaluation.evaluation import evaluate  # noqa: E402
 from embodied.policy import Decision, TrainablePolicy  # noqa: E402
 from embodied.report.markdown import table  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
@@ -122,24 +131,79 @@ def measured(kind: Estimator, policies: list[TrainablePolicy], truth: Tensor, lo
     }
 
 
+def in_rounds(
+    gate: Estimator, start: TrainablePolicy, logs: Logs, args: argparse.Namespace, seed: int
+) -> dict[str, Any]:
+    """Let a copy of `start` learn in rounds with a `gate`; success of the present policy after each."""
+    seeding.seed_everything(seed)
+    policy = copy.deepcopy(start)
+    options = CHOSEN.get(args.task, {}).get(args.row, {})
+    learning = with_options(ROWS[args.row][1](steps=args.steps, batch=args.batch), options)
+    config = RoundsConfig(count=args.rounds, gate=gate)
+    rounds = Rounds(policy, config, learning, seeding.generator(seed, "rounds"), None, is_present=True)
+    began_s = time.process_time()
+    successes = [success(policy, logs, args)]
+    for _ in range(args.rounds):
+        rounds.fit(logs.episodes, args.steps)
+        successes.append(success(policy, logs, args))
+    return {
+        "gate": gate.value,
+        "seed": seed,
+        "success": [round(each, 4) for each in successes],
+        "accepted": [each["accepted"] for each in rounds.results],
+        "estimates": [[each.get("present"), each.get("estimate")] for each in rounds.results],
+        "cpu_s": round(time.process_time() - began_s, 1),
+    }
+
+
+def success(policy: TrainablePolicy, logs: Logs, args: argparse.Namespace) -> float:
+    """Success of `policy` from the initial states of the evaluation."""
+    env = logs.environment(args.envs)
+    result = evaluate(env, policy, starts_per_task=args.envs // len(env.task_names))
+    env.close()
+    return float(result.success.float().mean())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure both estimators for every seed, and print the table."""
+    """Measure estimators, or rounds, for every seed, and print the table."""
     args = _parse(arguments)
     torch.set_num_threads(1)
+    output = args.output or args.folder / f"off_policy_evaluation_{args.task}{'_rounds' * bool(args.rounds)}.json"
     rows: list[dict[str, Any]] = []
+    for row in _in_rounds(args) if args.rounds else _estimates(args):
+        rows.append(row | {"commit": git_commit()})
+        sys.stderr.write(f"{rows[-1]}\n")
+        sizes = {name: getattr(args, name) for name in ("task", "row", "episodes", "steps", "batch", "envs")}
+        with complete_or_absent(output) as temporary:
+            temporary.write_text(dumps_rows({"rows": rows, **sizes, "versions": versions()}))
+    columns = ["gate", "seed", "success", "accepted", "cpu_s"] if args.rounds else COLUMNS
+    sys.stdout.write(table(columns, [[str(row[name]) for name in columns] for row in rows]) + "\n")
+
+
+COLUMNS = ["estimator", "seed", "spearman", "error", "accepted_worse", "refused_better", "cpu_s"]
+
+
+def _in_rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a row for each seed and gate."""
+    for seed in args.seeds:
+        logs = TASKS[args.task](args, args.episodes, seed)
+        env = logs.environment(args.envs)
+        imitation = SFTConfig(steps=args.steps, batch=args.batch)
+        start = learned(imitation, logs.policies[ROWS[args.row][0]], env, logs.episodes, seed)
+        env.close()
+        for gate in ("none", *args.estimators):
+            yield in_rounds(Estimator(gate), start, logs, args, seed)
+
+
+def _estimates(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a row for each seed and estimator."""
     for seed in args.seeds:
         logs = TASKS[args.task](args, args.episodes, seed)
         policies = checkpoints(logs, args, seed)
         discount = OffPolicyEvaluationConfig().discount
         truth = torch.tensor([true_return(policy, logs, args, discount) for policy in policies])
         for kind in args.estimators:
-            rows.append(measured(Estimator(kind), policies, truth, logs, seed))
-            sys.stderr.write(f"{rows[-1]}\n")
-            report = {"rows": rows, "row": args.row, "task": args.task, "commit": git_commit(), "versions": versions()}
-            with complete_or_absent(args.folder / f"off_policy_evaluation_{args.task}.json") as temporary:
-                temporary.write_text(dumps_rows(report))
-    columns = ["estimator", "seed", "spearman", "error", "accepted_worse", "refused_better", "cpu_s"]
-    sys.stdout.write(table(columns, [[str(row[name]) for name in columns] for row in rows]) + "\n")
+            yield measured(Estimator(kind), policies, truth, logs, seed)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -150,6 +214,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--row", choices=ROWS, help="of from_logs.py; ReBRAC on reach, IQL on libero_pick")
     parser.add_argument("--estimators", nargs="+", default=["fqe", "am_q"])
     parser.add_argument("--policies", type=int, default=10)
+    parser.add_argument("--rounds", type=int, help="rounds of offline learning, in place of estimates")
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--episodes", type=int, default=60, help="of each task in the logs")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
