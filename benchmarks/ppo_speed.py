@@ -1,8 +1,8 @@
 """PPO and SAC of this library, rsl_rl and Stable-Baselines3: control steps per second of training, and returns.
 
     python -m venv venv && venv/bin/pip install -c constraints.txt '.[gym,rsl-rl]' stable-baselines3==2.9.2
-    venv/bin/python benchmarks/ppo_speed.py [rsl_rl sb3 sb3_sac sb3_sac_pendulum] [--runs 3] [--seconds 20]
-        [--steps N] [--plain] [--output FILE]
+    venv/bin/python benchmarks/ppo_speed.py [rsl_rl sb3 sb3_sac sb3_sac_hopper sb3_sac_walker sb3_sac_pendulum]
+        [--runs 3] [--seconds 20] [--steps N] [--plain] [--output FILE]
 
 rsl_rl's OnPolicyRunner (version 5) trains on 1,024 quadrotors that learn to hover, in compiled C, through `as_rsl_rl`;
 Stable-Baselines3's PPO on 16 HalfCheetahs of Gymnasium in its DummyVecEnv. Ours trains on the same environments with
@@ -11,9 +11,9 @@ rates; none stops an epoch early. All normalise observations, except Stable-Base
 Remaining differences: ours limits the mean action by tanh, scales rewards by the deviation of their returns, clips the
 gradients of actor and critic separately, and bootstraps time limits from the true last observation.
 
-SAC learns on 16 HalfCheetahs (two layers of 256), and on one pendulum (of 64): one gradient step of 256 rows per
-control step after the first 1,000, the same rates, targets and target entropy. Ours normalises observations by those of
-random play, and explores with its own policy at first where Stable-Baselines3 acts at random.
+SAC learns on 16 HalfCheetahs, Hoppers or Walker2ds (two layers of 256), and on one pendulum (of 64): one gradient step
+of 256 rows per control step after the first 1,000, the same rates, targets and target entropy. Ours normalises
+observations by those of random play, and explores with its own policy at first where Stable-Baselines3 acts at random.
 
 Ours keeps freed memory as `train.py` does (`keep_freed_memory`; not with `--plain`), the others run unchanged. The two
 of a pair, each in its own process, alternate iterations in one thread until each has had `seconds` of CPU time, or made
@@ -270,8 +270,12 @@ class SACPair:
                 yield steps, statistics.fmean(returns) if returns else None
 
 
-CHEETAH_SAC = SACPair("HalfCheetah-v5", CHEETAHS, length=4, hidden=256)
-PENDULUM_SAC = SACPair("Pendulum-v1", 1, length=50, hidden=64)
+SAC_PAIRS = {
+    "sb3_sac": SACPair("HalfCheetah-v5", CHEETAHS, length=4, hidden=256),
+    "sb3_sac_hopper": SACPair("Hopper-v5", CHEETAHS, length=4, hidden=256),
+    "sb3_sac_walker": SACPair("Walker2d-v5", CHEETAHS, length=4, hidden=256),
+    "sb3_sac_pendulum": SACPair("Pendulum-v1", 1, length=50, hidden=64),
+}
 Loop = Callable[[int, Clock], Iterations]
 PAIRS: dict[str, tuple[Loop, Loop, str]] = {
     "rsl_rl": (
@@ -280,8 +284,7 @@ PAIRS: dict[str, tuple[Loop, Loop, str]] = {
         "quadrotor hover, 1,024",
     ),
     "sb3": (lambda seed, clock: ours(cheetahs(seed), 1, seed, clock), sb3, "HalfCheetah-v5, 16"),
-    "sb3_sac": (CHEETAH_SAC.ours, CHEETAH_SAC.sb3, "SAC, HalfCheetah-v5, 16"),
-    "sb3_sac_pendulum": (PENDULUM_SAC.ours, PENDULUM_SAC.sb3, "SAC, Pendulum-v1"),
+    **{name: (pair.ours, pair.sb3, f"SAC, {pair.id}, {pair.num_envs}") for name, pair in SAC_PAIRS.items()},
 }
 """Our loop, the other library's, and a description."""
 
@@ -384,22 +387,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells += [", ".join(str(each[name]["return"]) for each in runs) for name in runs[0]]
         sys.stdout.write("| " + " | ".join(cells) + " |\n")
         sys.stdout.flush()
-    if options.output:
-        package_versions = {name: metadata.version(name) for name in {LIBRARIES[pair[:3]] for pair in options.pairs}}
-        report = {
-            "git_commit": git_commit(),
-            "machine": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": 1,
-            "seconds": options.seconds if options.steps is None else None,
-            "steps": options.steps,
-            "keeps_freed_memory": not options.plain,
-            "load": [round(each, 1) for each in (load_before, os.getloadavg()[0])],
-            "versions": versions() | package_versions,
-            "rows": rows,
-        }
-        with complete_or_absent(options.output) as temporary:
-            temporary.write_text(dumps_rows(report))
+        if options.output:
+            _write(options, rows, load_before)
+
+
+def _write(options: argparse.Namespace, rows: dict[str, Any], load_before: float) -> None:
+    """Write the `rows` so far, with the machine and versions."""
+    package_versions = {name: metadata.version(name) for name in {LIBRARIES[pair[:3]] for pair in rows}}
+    report = {
+        "git_commit": git_commit(),
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "seconds": options.seconds if options.steps is None else None,
+        "steps": options.steps,
+        "keeps_freed_memory": not options.plain,
+        "load": [round(each, 1) for each in (load_before, os.getloadavg()[0])],
+        "versions": versions() | package_versions,
+        "rows": rows,
+    }
+    with complete_or_absent(options.output) as temporary:
+        temporary.write_text(dumps_rows(report))
 
 
 if __name__ == "__main__":
