@@ -8,11 +8,11 @@ number of environment steps, from the same supervised policy; policy=diffusion a
 classes (HL-Gauss), are other networks with starts of their own. The last row is the control: supervised training goes
 on from the start, at its final learning rate, for as many gradient steps as the row of that seed with the most of them.
 Settings are the task's for each algorithm (`configs/settings`) and those of ROWS, whose offline stages are short:
-Cal-QL's 10,000 steps of 256 rows take 40 minutes of one core. They are not tuned any further. Every run is `python train.py
-...` in its own process, one after the other. A row is written to the JSON file as soon as it is done, with its commit;
-rows that are there are not measured again, and a run that was interrupted goes on from its last checkpoint. Intervals
-of success are Wilson's, those of gains are paired: the same episodes before and after. CPU seconds are those of
-collection and updates (of the control: none), wall seconds of the whole command with its evaluations, null if it was
+Cal-QL's 10,000 steps of 256 rows take 40 minutes of one core. They are not tuned any further. Every run is `python
+train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as it is done, with its
+commit; rows that are there are not measured again, and a run that was interrupted goes on from its last checkpoint.
+Intervals of success are Wilson's, those of gains are paired: the same episodes before and after. CPU seconds are those
+of collection and updates (of the control: none), wall seconds of the whole command with its evaluations, null if it was
 interrupted.
 """
 
