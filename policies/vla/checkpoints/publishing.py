@@ -19,7 +19,7 @@ CONTRACT = "contract.json"
 CARD = "README.md"
 STATISTICS = "processor_config.json"
 VLA = Pi0Policy | Pi0FastPolicy
-"""Policies whose published weights have statistics of state and actions; Pi0Policy has its kin, such as SmolVLA."""
+"""Policies that begin with published weights: pi0 with its kin (pi0.5, SmolVLA, GR00T), and pi0-FAST."""
 
 
 def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> None:

@@ -57,7 +57,8 @@ class Processor:
         processor.bpe_tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(Path(folder) / "tokenizer.json"))
         return processor
 '''
-VALUES = {"observation.state": ([-0.2, -0.1], [1.1, 0.9]), "action": ([-1.0, -2.0, 0.1], [0.9, 1.8, 3.0])}
+VALUES = {"observation.state": ([-0.2, -0.1], [1.1, 0.9]), "action": ([-0.3, -0.8, 1.5], [0.5, 1.2, 3.0])}
+"""Statistics with which chunks are within the limits of the action, to which LeRobot does not clamp them."""
 DEMONSTRATIONS = {"unnorm_key": "demonstrations"}
 CASES = [("QUANTILES", {}), ("MEAN_STD", {"max_tokens": 20}), ("MIN_MAX", DEMONSTRATIONS)]
 
@@ -119,7 +120,8 @@ def test_what_is_written_is_read_again(mode: str, options: dict[str, object], tm
     assert own.keys() == theirs.keys()
     assert [name for name, value in own.items() if not torch.equal(value, theirs[name])] == []
     assert again.brought_statistics
-    assert again.longest == policy.longest
+    assert again.longest == policy.longest == options.get("max_tokens", 24)
+    assert again.inputs.standardised_state(observed()).shape == (3, 2)  # LeRobot 0.6 does not pad it
     torch.testing.assert_close(again.inputs.tokens(observed()), policy.inputs.tokens(observed()))
     torch.testing.assert_close(again._targets(torch.ones(1, 4, 3)), policy._targets(torch.ones(1, 4, 3)))
     for each in (policy, again):
@@ -166,7 +168,7 @@ def test_tensors_statistics_and_processors_are_those_that_lerobot_expects(
     assert steps["action_tokenizer_processor"]["fast_skip_tokens"] == 20
     statistics = statistics_in(out, "QUANTILES")
     assert statistics["observation.state.q99"] == pytest.approx([1.1, 0.9])
-    assert statistics["action.q01"] == pytest.approx([-1.0, -2.0, 0.1])
+    assert statistics["action.q01"] == pytest.approx([-0.3, -0.8, 1.5])
     for file in (tmp_path / "published" / "fast").iterdir():
         assert (out / "fast" / file.name).read_bytes() == file.read_bytes()
     card = (out / "README.md").read_text()
@@ -229,7 +231,9 @@ def prepared(folder: Path, mode: str, options: dict[str, object]) -> Tensor:
     (folder / "tasks.json").write_text(json.dumps(TASKS))
     decided = policy.act(observation, deterministic=True)
     assert (decided.sample["tokens"] == policy.size).any(-1).all()  # every answer ends
-    return decided.actions / policy.action_std
+    normalised = decided.actions / policy.action_std
+    assert float((normalised[0] - normalised[2]).abs().max()) > 0.4
+    return normalised
 
 
 @pytest.mark.skipif(not PYTHON, reason="LEROBOT6_PYTHON names no interpreter with LeRobot 0.6")
