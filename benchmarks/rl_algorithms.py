@@ -114,6 +114,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "offline.sampled_actions=4",
     ),
     "iql, then online": ("policy=squashed", "algorithm=wsrl", "offline=iql", "offline.steps=3000"),
+    # distils the start in 64,000 steps of its own: rows of other numbers of steps have their own `--env-steps`
+    "one_step": ("algorithm=one_step", "algorithm.gradient_steps=600"),
     CONTROL: ("algorithm=self_imitation", "sft.learning_rate=1e-4"),
 }
 """Options of train.py by name; more important rows first, the control last. Noise, clip and entropy follow papers."""
