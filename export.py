@@ -4,9 +4,9 @@ TARGET is c, onnx, torchscript, hub, transformers, peft, lerobot or openpi. DIR 
 outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes normalisation; contract.json
 describes inputs and outputs. `python -m real_robot.firmware.verify OUTPUT` verifies C on an emulated microcontroller.
 For policy=pi0: transformers writes the weights, adapters merged into them, and peft the adapters alone. For
-policy=pi0 and pi05: openpi writes a checkpoint of openpi's PyTorch models. For policy=pi0, pi05, smolvla, groot, act
-and diffusion: lerobot writes LeRobot's folder pretrained_model. For policy=pi05, smolvla and groot, too, peft writes
-adapters. For any policy, hub writes the checkpoint without its training state. --help lists the options.
+policy=pi0 and pi05: openpi writes a checkpoint of openpi's PyTorch models. For policy=pi0, pi05, pi0_fast, smolvla,
+groot, act and diffusion: lerobot writes LeRobot's folder pretrained_model. For policy=pi05, smolvla and groot, too,
+peft writes adapters. For any policy, hub writes the checkpoint without its training state. --help lists the options.
 """
 
 from __future__ import annotations

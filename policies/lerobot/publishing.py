@@ -40,6 +40,8 @@ from policies.vla.checkpoints.statistics import Mode
 from policies.vla.groot.policy import GrootPolicy
 from policies.vla.groot.publishing import publish as publish_groot
 from policies.vla.pi0 import Pi0Policy
+from policies.vla.pi0_fast.policy import Pi0FastPolicy
+from policies.vla.pi0_fast.publishing import publish as publish_pi0_fast
 from policies.vla.pi05 import Pi05Policy
 from policies.vla.smolvla.policy import SmolVLAPolicy
 from policies.vla.smolvla.publishing import publish as publish_smolvla
@@ -75,7 +77,7 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path) -> None:
     """
     writer = WRITERS.get(type(policy))
     if writer is None:
-        kinds = "pi0, pi05, smolvla, groot, act and diffusion"
+        kinds = "pi0, pi05, pi0_fast, smolvla, groot, act and diffusion"
         raise UserError(f"target=lerobot is for policy={kinds}, got {type(policy).__name__}; use target=hub")
     writer(policy, folder, run)
 
@@ -169,6 +171,7 @@ def _picture(name: str) -> str:
 WRITERS: dict[type, Callable[[Any, Path, Path], None]] = {
     Pi0Policy: publish_pi0,
     Pi05Policy: publish_pi0,
+    Pi0FastPolicy: publish_pi0_fast,
     SmolVLAPolicy: publish_smolvla,
     GrootPolicy: publish_groot,
     ACTPolicy: _publish,

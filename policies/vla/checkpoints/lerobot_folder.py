@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
-from policies.vla.checkpoints.publishing import check_publishable, merge_adapters
-from policies.vla.checkpoints.settings import CONFIG
+from policies.vla.checkpoints import settings
+from policies.vla.checkpoints.publishing import VLA, check_publishable, merge_adapters
+from policies.vla.checkpoints.settings import CONFIG, pictures
 from policies.vla.checkpoints.statistics import Mode, Modes
 from policies.vla.checkpoints.weights import folder_of
-from policies.vla.pi0 import Pi0Policy
 
+log = logging.getLogger(__name__)
 PICTURE = "observation.images."
 STATE = "observation.state"
 ACTION = "action"
@@ -41,7 +43,7 @@ CPU = step("device_processor", device="cpu", float_dtype=None)
 """Step that moves tensors to the CPU."""
 
 
-def source_of(policy: Pi0Policy, folder: Path) -> tuple[Path, dict[str, Any]]:
+def source_of(policy: VLA, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Folder and configuration of the published weights that `policy` has started from, to be written into `folder`.
 
     Raises:
@@ -54,7 +56,7 @@ def source_of(policy: Pi0Policy, folder: Path) -> tuple[Path, dict[str, Any]]:
     return source, loads((source / CONFIG).read_text(encoding="utf-8"))
 
 
-def fields_of(policy: Pi0Policy, learned: list[str]) -> dict[str, Any]:
+def fields_of(policy: VLA, learned: list[str]) -> dict[str, Any]:
     """Fields of config.json that the task or training has changed; `learned` are the published names of pictures.
 
     Cameras of the task keep their names if the published ones include them all, and otherwise get those by order.
@@ -75,7 +77,7 @@ def fields_of(policy: Pi0Policy, learned: list[str]) -> dict[str, Any]:
 
 
 def write_weights(
-    policy: Pi0Policy, source: Path, folder: Path, own: Callable[[str], str], published: Callable[[str], str]
+    policy: VLA, source: Path, folder: Path, own: Callable[[str], str], published: Callable[[str], str]
 ) -> None:
     """Write model.safetensors, with adapters merged; of the `source` tensors are copied that `policy` does not read.
 
@@ -99,6 +101,39 @@ def _unread(source: Path, own: Callable[[str], str], read: set[str]) -> dict[str
     return tensors_left
 
 
+def modes_of(policy: VLA, source: Path, published: dict[str, Any], fitted: Modes) -> Modes:
+    """Normalisations of state and action: those of the published statistics, or those `fitted` to demonstrations."""
+    modes = settings.modes(source, published, policy.kind) if policy.brought_statistics else fitted
+    # adapters may have statistics of their own where the base has none
+    state, action = (Mode.MEAN_STD if mode is Mode.IDENTITY else mode for mode in modes)
+    return state, action
+
+
+def mapping_of(modes: Modes) -> dict[str, str]:
+    """LeRobot's normalization_mapping of unchanged pictures and the `modes` of state and action."""
+    return {"VISUAL": Mode.IDENTITY.value, "STATE": modes[0].value, "ACTION": modes[1].value}
+
+
+def warn_of_tokenizer(policy: VLA) -> None:
+    """Warn if the policy's tokenizer does not add the beginning of a text, as LeRobot expects."""
+    assert policy.inputs.tokenizer
+    if policy.inputs.tokenizer.tokenizer("a")["input_ids"] != policy.inputs.tokenizer.encode("a"):
+        log.warning(f"the tokenizer of {policy.weights_of} adds no beginning as PaliGemma's does; LeRobot relies on it")
+
+
+def words_step(longest: int, name: str) -> Step:
+    """Step that makes `longest` tokens of the prompt, with padding, by the tokenizer of a `name`."""
+    return step(
+        "tokenizer_processor",
+        max_length=longest,
+        task_key="task",
+        padding_side="right",
+        padding="max_length",
+        truncation=True,
+        tokenizer_name=name,
+    )
+
+
 def normalisers(config: dict[str, Any]) -> tuple[Step, Step]:
     """Steps that normalise the features of a config.json, and undo it for the action."""
     inputs, outputs = config["input_features"], config["output_features"]
@@ -110,7 +145,7 @@ def normalisers(config: dict[str, Any]) -> tuple[Step, Step]:
     return first, last
 
 
-def statistics_of(policy: Pi0Policy, modes: Modes) -> dict[str, Tensor]:
+def statistics_of(policy: VLA, modes: Modes) -> dict[str, Tensor]:
     """Statistics of state and action, with which LeRobot normalises by `modes` as the policy does."""
     size, state = policy.inputs.state_size, policy.inputs.state
     pairs = {STATE: (state.mean[:size], state.scale[:size]), ACTION: (policy.action_mean, policy.action_std)}
@@ -157,6 +192,18 @@ def loading(kind: str, name: str, method: str, *further: str) -> list[str]:
         "```",
         "",
     ]
+
+
+def observed(policy: VLA, config: dict[str, Any]) -> str:
+    """Sentences of a card on the observations that LeRobot is to be given, and on what it does otherwise."""
+    names = [f"`{name}`: {camera}" for name, camera in zip(pictures(config), policy.inputs.cameras, strict=True)]
+    state = ", ".join(policy.inputs.state.actor_keys)
+    side = policy.model.picture_size
+    return (
+        f"Pictures, {', '.join(names)}; `observation.state` is, in this order, {state}; `task` is the instruction,"
+        " with one space between words. LeRobot does not clamp actions to their limits, and resizes pictures that are"
+        f" not {side} x {side} without antialiasing."
+    )
 
 
 def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

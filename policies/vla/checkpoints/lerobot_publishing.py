@@ -22,9 +22,14 @@ from policies.vla.checkpoints.lerobot_folder import (
     Step,
     fields_of,
     loading,
+    mapping_of,
+    modes_of,
     normalisers,
+    observed,
     statistics_of,
     step,
+    warn_of_tokenizer,
+    words_step,
     write_json,
     write_processors,
 )
@@ -57,7 +62,7 @@ def publish(policy: Pi0Policy, folder: Path, run: Path) -> None:
     assert policy.weights_of is not None
     source = folder_of(policy.weights_of, policy.kind)
     published = loads((source / CONFIG).read_text(encoding="utf-8"))
-    modes = _modes(policy, source, published)
+    modes = modes_of(policy, source, published, (MODES[policy.kind], Mode.MEAN_STD))
     config = _fields(policy, modes, settings.pictures(published))
     folder.mkdir(parents=True)
     merge_adapters(policy)
@@ -85,20 +90,7 @@ def _check_representable(policy: Pi0Policy) -> None:
     specs = [policy.contract.observation[camera] for camera in policy.inputs.cameras]
     if policy.inputs.antialias and any(max(spec.shape[:2]) > side for spec in specs):
         log.warning(f"LeRobot resizes without antialiasing, unlike this policy: give it pictures of {side} x {side}")
-    assert policy.inputs.tokenizer
-    if policy.inputs.tokenizer.tokenizer("a")["input_ids"] != policy.inputs.tokenizer.encode("a"):
-        log.warning(f"the tokenizer of {policy.weights_of} adds no beginning as PaliGemma's does; LeRobot relies on it")
-
-
-def _modes(policy: Pi0Policy, source: Path, published: dict[str, Any]) -> Modes:
-    """Normalisations of state and action: those of the published statistics, or of those that the policy computed."""
-    if policy.brought_statistics:
-        state, action = settings.modes(source, published, policy.kind)
-    else:
-        state, action = MODES[policy.kind], Mode.MEAN_STD
-    # adapters may have statistics of their own where the base has none
-    state, action = (Mode.MEAN_STD if mode is Mode.IDENTITY else mode for mode in (state, action))
-    return state, action
+    warn_of_tokenizer(policy)
 
 
 def _fields(policy: Pi0Policy, modes: Modes, learned: list[str]) -> dict[str, Any]:
@@ -108,10 +100,7 @@ def _fields(policy: Pi0Policy, modes: Modes, learned: list[str]) -> dict[str, An
         "type": policy.kind,
         "n_obs_steps": 1,
         **fields_of(policy, learned),
-        "normalization_mapping": {
-            "VISUAL": Mode.IDENTITY.value,
-            **{part: mode.value for part, mode in zip(("STATE", "ACTION"), modes, strict=True)},
-        },
+        "normalization_mapping": mapping_of(modes),
         "max_state_dim": model.state_size,
         "max_action_dim": model.action_size,
         "num_inference_steps": policy.grid.steps,
@@ -143,15 +132,7 @@ def _names(policy: Pi0Policy) -> tuple[list[str], list[str]]:
 
 def _steps(policy: Pi0Policy, config: dict[str, Any]) -> tuple[list[Step], list[Step]]:
     """LeRobot's steps before and after the model, in its order."""
-    words = step(
-        "tokenizer_processor",
-        max_length=config["tokenizer_max_length"],
-        task_key="task",
-        padding_side="right",
-        padding="max_length",
-        truncation=True,
-        tokenizer_name=TOKENIZER,
-    )
+    words = words_step(config["tokenizer_max_length"], TOKENIZER)
     normaliser, unnormaliser = normalisers(config)
     relative, absolute = [], []
     if policy.has_relative:
@@ -169,15 +150,6 @@ def _steps(policy: Pi0Policy, config: dict[str, Any]) -> tuple[list[Step], list[
 
 def _usage(policy: Pi0Policy, config: dict[str, Any]) -> list[str]:
     """Lines of the card on how LeRobot loads the folder, and what it is to be given."""
-    pictures = [name for name, feature in config["input_features"].items() if feature["type"] == "VISUAL"]
-    cameras = [f"`{name}`: {camera}" for name, camera in zip(pictures, policy.inputs.cameras, strict=True)]
-    state = ", ".join(policy.inputs.state.actor_keys)
     # the tokenizer's name on the hub is that of LeRobot's own folders, and needs an account there
     words = "preprocessor_overrides={'tokenizer_processor': {'tokenizer_name': FOLDER}}"
-    side = policy.model.picture_size
-    return [
-        *loading(policy.kind, CLASSES[policy.kind], "predict_action_chunk", words),
-        f"Pictures, {', '.join(cameras)}; `observation.state` is, in this order, {state}; `task` is the instruction,"
-        " with one space between words. LeRobot does not clamp actions to their limits, and resizes pictures that are"
-        f" not {side} x {side} without antialiasing.",
-    ]
+    return [*loading(policy.kind, CLASSES[policy.kind], "predict_action_chunk", words), observed(policy, config)]

@@ -13,10 +13,13 @@ from embodied.policy import TrainablePolicy
 from policies.vla import adapters
 from policies.vla.inputs import Tokenizer
 from policies.vla.pi0 import Pi0Policy
+from policies.vla.pi0_fast.policy import Pi0FastPolicy
 
 CONTRACT = "contract.json"
 CARD = "README.md"
 STATISTICS = "processor_config.json"
+VLA = Pi0Policy | Pi0FastPolicy
+"""Policies that begin with published weights: pi0 with its kin (pi0.5, SmolVLA, GR00T), and pi0-FAST."""
 
 
 def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> None:
@@ -53,11 +56,11 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
     write_description(policy, folder, run, "peft" if peft else "transformers")
 
 
-def check_publishable(policy: Pi0Policy, folder: Path) -> None:
+def check_publishable(policy: VLA, folder: Path) -> None:
     """Raise UserError for a policy of more than the published model, and for a `folder` that exists."""
-    if policy.steers:
+    if isinstance(policy, Pi0Policy) and policy.steers:
         raise UserError("published weights have no small actor; use algorithm=self_imitation to distil it, or serve.py")
-    if policy.is_guided:
+    if isinstance(policy, Pi0Policy) and policy.is_guided:
         raise UserError("published weights do not name the label of their prompt (offline=recap); use serve.py")
     if delay := policy.contract.delay:
         raise UserError(f"published weights cannot say that chunks begin {delay} steps late (delay); use target=hub")
@@ -70,7 +73,7 @@ def check_new(folder: Path) -> None:
         raise UserError(f"{folder} exists; choose another output")
 
 
-def merge_adapters(policy: Pi0Policy) -> None:
+def merge_adapters(policy: VLA) -> None:
     """Merge adapters, if there are any, into the weights of `policy`, which are float32 afterwards."""
     policy.model.float()  # frozen weights may be in lower precision, in which the adapters' changes would be lost
     if adapters.rank_of(policy.model.native):

@@ -58,9 +58,9 @@ class Pi0FastConfig(Computing, PolicyConfig):
     Published `weights` (a folder, or a name on the hub, in LeRobot's layout) define their own size, and statistics,
     unless unnorm_key=demonstrations. `action_tokenizer` is a folder of FAST's encoding, of these weights the one that
     they were trained with; without it (None) one of `vocabulary` tokens is fitted to the demonstrations. An answer has
-    at most `max_tokens` (None: one for each number of a chunk, and the end; 256 of published weights). Tokens are
-    drawn and scored at `temperature`, deterministic chunks are the most likely tokens. The critic has layers of width
-    `hidden` and a head of `values`.
+    at most `max_tokens` (None: one for each number of a chunk, and the end; of published weights as many as they were
+    trained with, usually 256). Tokens are drawn and scored at `temperature`, deterministic chunks are the most likely
+    tokens. The critic has layers of width `hidden` and a head of `values`.
 
     `precision`, `gradient_checkpointing` and `compile` configure the computation (`policies.vla.computing`).
     """
@@ -127,6 +127,7 @@ class Pi0FastPolicy(TrainablePolicy):
             tokens do not fit.
     """
 
+    kind = fast_weights.KIND
     action_mean: Tensor
     action_std: Tensor
     action_low: Tensor
@@ -142,6 +143,7 @@ class Pi0FastPolicy(TrainablePolicy):
         self.contract = contract
         self.config = config
         self.actions = contract.action.shape[-1]
+        self.weights_of = config.weights
         self.inputs = FastInputs(contract, "policy=pi0_fast")
         checkpoint = fast_weights.published(config.weights, config.unnorm_key) if config.weights else None
         merged = 0 if config.action_tokenizer else config.vocabulary - fast.symbols(contract.horizon)
@@ -158,9 +160,7 @@ class Pi0FastPolicy(TrainablePolicy):
         self.model = AutoregressiveModel(native)
         self.model.computing = config
         prepare(self.model, config)
-        self.longest = config.max_tokens or (
-            fast_weights.LONGEST if checkpoint else contract.horizon * self.actions + 1
-        )
+        self.longest = config.max_tokens or (checkpoint.longest if checkpoint else contract.horizon * self.actions + 1)
         self.value_head = config.values
         inputs = self.model.width + self.inputs.state_size
         self.critic = Critic(contract, config.critic, inputs, config.hidden, self.value_head.outputs)

@@ -20,11 +20,13 @@ from policies.vla.pi05 import LONGEST as LONGEST_PROMPT
 
 KIND = "pi0_fast"
 LONGEST = 256
-"""Number of tokens of an answer, with its beginning."""
+"""Number of tokens of an answer, with its beginning, where a configuration does not name it."""
 SKIPPED = 128
 """Number of the vocabulary's last tokens that are not FAST's."""
 STATE = 32
-"""Number of elements of a state in the prompt, with padding."""
+"""Number of elements of a state in the prompt, with padding, where a configuration does not name it."""
+UNPADDED = "use_relative_actions"
+"""Field of configurations of LeRobot's releases since 0.5.1; those since 0.5.0 do not pad the state in prompts."""
 PREFIXES = ("paligemma_with_expert.paligemma.model.", "paligemma_with_expert.paligemma.")
 EMBEDDING = "language_model.embed_tokens.weight"
 """Name of the embedding, to which the language model's head is tied."""
@@ -34,7 +36,8 @@ EMBEDDING = "language_model.embed_tokens.weight"
 class Published:
     """PaliGemma `native`, its tokenizer, settings, and `statistics.STATISTICS` by name, if it has any.
 
-    FAST's tokens are the vocabulary's last but `skipped`; the prompt has `state` elements of the state, with padding.
+    FAST's tokens are the vocabulary's last but `skipped`; the prompt has at least `state` elements of the state, with
+    padding, and an answer at most `longest` tokens, with its beginning.
     """
 
     native: nn.Module
@@ -43,6 +46,7 @@ class Published:
     statistics: dict[str, Tensor]
     skipped: int
     state: int
+    longest: int
 
 
 def published(weights: str, key: str | None = None) -> Published:
@@ -66,18 +70,19 @@ def published(weights: str, key: str | None = None) -> Published:
     from transformers import PaliGemmaModel
 
     native = PaliGemmaModel(options.model.vlm_config)
-    fill(native, option, folder, KIND, _renamed)
+    fill(native, option, folder, KIND, own_name)
     return Published(
         native,
         tokenizer,
         options,
         statistics.read(Path(folder), options.modes, key),
         int(fields.get("fast_skip_tokens", SKIPPED)),
-        int(fields.get("max_state_dim", STATE)),
+        0 if UNPADDED in fields else int(fields.get("max_state_dim", STATE)),
+        int(fields.get("max_action_tokens", LONGEST)),
     )
 
 
-def _renamed(name: str) -> str:
+def own_name(name: str) -> str:
     """Our name of a tensor of LeRobot's."""
     name = name.removeprefix("model.")
     for layer in ("vision_tower.vision_model.", "language_model.model."):  # of earlier releases of transformers

@@ -281,7 +281,7 @@ def test_what_lerobot_cannot_represent_is_refused_and_leaves_nothing(
     out = tmp_path / "out"
     flat = Contract({"x": TensorSpec((2,))}, SEEING.action, 0.05, horizon=4, executed=2)
     with pytest.raises(
-        UserError, match=r"policy=pi0, pi05, smolvla, groot, act and diffusion, got MLPPolicy; use target="
+        UserError, match=r"policy=pi0, pi05, pi0_fast, smolvla, groot, act and diffusion, got MLPPolicy; use target="
     ):
         publish(MLPConfig().build(flat), out, tmp_path)
     with pytest.raises(UserError, match=r"is for published weights .*; use target=hub"):
