@@ -150,7 +150,7 @@ def labelled_data(
     labelled, parts, notes = [], [], []
     for number, (path, failed_only) in enumerate(paths.items()):
         own_folder = folder / f"data_{number}"
-        episodes = demonstrations(path, contract, own_folder, task, options=config.matching, imitated=False)
+        episodes = demonstrations(path, contract, own_folder, task, options=config.matching)
         frames, own_notes = labelled_frames(episodes, config, path, failed_only=failed_only)
         rng = generator(config.seed, "split", number)  # of its own, so that further data sets change nothing
         parts.append(as_earlier(frames, split(frames.success, config, rng), earlier))
