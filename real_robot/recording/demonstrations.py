@@ -300,13 +300,13 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
         differs = " ".join(str(error).split())
         raise UserError(f"{folder} does not serve the contract: {differs}; choose the task's options so") from error
     first = episodes.part(0, 1).expanded()
-    _check_shapes(folder, first, own_contract)
     recorded = {*first.observation.keys(), *(first.pictures.data if first.pictures else ())}
     needed = {
         key: spec
         for key, spec in contract.observation.items()
         if key in recorded and (privileged or not spec.privileged)
     }
+    _check_shapes(folder, first, own_contract, contract)
     cameras = [key for key, spec in needed.items() if spec.is_picture]
     others = {key: spec for key, spec in needed.items() if key not in cameras}
     names = origin.get("tasks", []) if not match.any_text else []
@@ -333,11 +333,11 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
     return each()
 
 
-def _check_shapes(folder: Path, episode: Episodes, contract: Contract) -> None:
-    """Raise UserError unless an `episode` of the `folder` has the observations and actions of its own `contract`."""
-    specs = {key: spec for key, spec in contract.observation.items() if not (spec.privileged or spec.is_picture)}
+def _check_shapes(folder: Path, episode: Episodes, own: Contract, contract: Contract) -> None:
+    """Raise UserError unless an `episode` has the actions of its `own` contract and what `contract` reads."""
+    read = [key for key, spec in contract.observation.items() if not (spec.privileged or spec.is_picture)]
     values = {**episode.observation, ACTION: episode.actions}
-    for name, spec in {**specs, ACTION: contract.action}.items():
+    for name, spec in {**{key: own.observation[key] for key in read}, ACTION: own.action}.items():
         got = list(values[name].shape[1:]) if name in values else None
         fits = got is not None and len(got) == len(spec.shape)
         if not fits or any(size not in (-1, have) for size, have in zip(spec.shape, got or [], strict=True)):
