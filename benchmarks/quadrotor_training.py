@@ -118,7 +118,7 @@ ELSEWHERE = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure all variants, print the table, and write the JSON."""
+    """Measure all variants, write the JSON after each run, and print the table."""
     args = _parse(arguments)
     commit, runs = git_commit(), []
     for name, variant in MEASURED[args.result].items():
@@ -129,20 +129,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if runs[-1]["git_commit"] != commit:
                 raise SystemExit(f"error: the files are no longer those of {commit}; measure in a separate worktree")
             sys.stderr.write(json.dumps({key: runs[-1][key] for key in ("variant", "seed", *TIMES)}) + "\n")
-    report = {
-        "result": args.result,
-        "command": f"python benchmarks/quadrotor_training.py {args.result}",
-        "options": args.options,
-        "git_commit": commit,
-        "machine": machine(),
-        "versions": versions(),
-        "rows": rows(runs),
-        "runs": runs,
-        "elsewhere": ELSEWHERE.get(args.result, []),
-    }
-    sys.stdout.write(shown(report["rows"]) + "\n")
-    with complete_or_absent(args.output) as temporary:
-        temporary.write_text(dumps_rows(report))
+            report = {
+                "result": args.result,
+                "command": f"python benchmarks/quadrotor_training.py {args.result}",
+                "options": args.options,
+                "git_commit": commit,
+                "machine": machine(),
+                "versions": versions(),
+                "rows": rows(runs),
+                "runs": runs,
+                "elsewhere": ELSEWHERE.get(args.result, []),
+            }
+            with complete_or_absent(args.output) as temporary:
+                temporary.write_text(dumps_rows(report))
+    sys.stdout.write(shown(rows(runs)) + "\n")
 
 
 TIMES = ("cpu_s", "command_cpu_s", "command_wall_s", "saved_s")

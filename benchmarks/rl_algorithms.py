@@ -4,15 +4,16 @@
     [--output FILE] [--show]
 
 All rows fine-tune on `libero_pick` (state observations, stand-in assets, two demonstrations of each task) by the same
-number of environment steps, from the same supervised policy; policy=diffusion and policy=squashed are other networks
-with starts of their own. The last row is the control: supervised training goes on from the start, at its final learning
-rate, for as many gradient steps as the row of that seed with the most of them. Settings are the task's for each
-algorithm (`configs/settings`) and those of ROWS, whose offline stages are short: Cal-QL's 10,000 steps of 256 rows take
-40 minutes of one core. They are not tuned any further. Every run is `python train.py ...` in its own
-process, one after the other. A row is written to the JSON file as soon as it is done, with its commit; rows that are
-there are not measured again, and a run that was interrupted goes on from its last checkpoint. Intervals of success are
-Wilson's, those of gains are paired: the same episodes before and after. CPU seconds are those of collection and updates
-(of the control: none), wall seconds of the whole command with its evaluations, null if it was interrupted.
+number of environment steps, from the same supervised policy; policy=diffusion and policy=squashed, and values as
+classes (HL-Gauss), are other networks with starts of their own. The last row is the control: supervised training goes
+on from the start, at its final learning rate, for as many gradient steps as the row of that seed with the most of them.
+Settings are the task's for each algorithm (`configs/settings`) and those of ROWS, whose offline stages are short:
+Cal-QL's 10,000 steps of 256 rows take 40 minutes of one core. They are not tuned any further. Every run is `python
+train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as it is done, with its
+commit; rows that are there are not measured again, and a run that was interrupted goes on from its last checkpoint.
+Intervals of success are Wilson's, those of gains are paired: the same episodes before and after. CPU seconds are those
+of collection and updates (of the control: none), wall seconds of the whole command with its evaluations, null if it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "offline.sampled_actions=4",
     ),
     "iql, then online": ("policy=squashed", "algorithm=wsrl", "offline=iql", "offline.steps=3000"),
+    # distils the start in 64,000 steps of its own: rows of other numbers of steps have their own `--env-steps`
+    "one_step": ("algorithm=one_step", "algorithm.gradient_steps=600"),
     CONTROL: ("algorithm=self_imitation", "sft.learning_rate=1e-4"),
 }
 """Options of train.py by name; more important rows first, the control last. Noise, clip and entropy follow papers."""
@@ -194,10 +197,11 @@ def _plain(name: str) -> str:
 def supervised_start(folder: Path, options: Sequence[str], seed: int) -> Path:
     """Train, once, the supervised run from which rows with the policy of `options` begin; returns its folder."""
     policy = next((option.partition("=")[2] for option in options if option.startswith("policy=")), "flow")
-    run = folder / f"start_{policy}_{seed}"
+    values = [option for option in options if option.startswith("policy.values.")]
+    run = folder / f"start_{policy}{'_hl_gauss' * bool(values)}_{seed}"
     if not (run / "report.json").exists():
         parts = ("algorithm", "offline", "policy.", "sft.learning_rate")
-        policy_options = [option for option in options if not option.startswith(parts)]
+        policy_options = [*(option for option in options if not option.startswith(parts)), *values]
         algorithm = "ppo" if policy == "squashed" else "self_imitation"
         _train([*policy_options, f"algorithm={algorithm}", "stages=[sft]"], run)
     return run
