@@ -112,8 +112,7 @@ def label(config: ClassifyConfig, task: Task, classifier: SuccessClassifier, out
     counted = dict.fromkeys((SUCCEEDED, FAILED), 0)
     origin = {"labelled": config.label, "classifier": config.classifier}
     with TemporaryDirectory() as index, EpisodeWriter(output, contract, origin) as writer:
-        options = {"options": config.matching, "imitated": False}
-        episodes = demonstrations(str(config.label), contract, Path(index), task, **options)
+        episodes = demonstrations(str(config.label), contract, Path(index), task, options=config.matching)
         for before, episode in zip(episodes.success.tolist(), judged(episodes, classifier.detect), strict=True):
             writer.add(episode)
             counted[int(episode.success[0])] += before == UNKNOWN
