@@ -112,8 +112,7 @@ def label(config: ClassifyConfig, task: Task, classifier: SuccessClassifier, out
     counted = dict.fromkeys((SUCCEEDED, FAILED), 0)
     origin = {"labelled": config.label, "classifier": config.classifier}
     with TemporaryDirectory() as index, EpisodeWriter(output, contract, origin) as writer:
-        options = {"options": config.matching, "imitated": False}
-        episodes = demonstrations(str(config.label), contract, Path(index), task, **options)
+        episodes = demonstrations(str(config.label), contract, Path(index), task, options=config.matching)
         for before, episode in zip(episodes.success.tolist(), judged(episodes, classifier.detect), strict=True):
             writer.add(episode)
             counted[int(episode.success[0])] += before == UNKNOWN
@@ -150,7 +149,7 @@ def labelled_data(
     labelled, parts, notes = [], [], []
     for number, (path, failed_only) in enumerate(paths.items()):
         own_folder = folder / f"data_{number}"
-        episodes = demonstrations(path, contract, own_folder, task, options=config.matching, imitated=False)
+        episodes = demonstrations(path, contract, own_folder, task, options=config.matching)
         frames, own_notes = labelled_frames(episodes, config, path, failed_only=failed_only)
         rng = generator(config.seed, "split", number)  # of its own, so that further data sets change nothing
         parts.append(as_earlier(frames, split(frames.success, config, rng), earlier))

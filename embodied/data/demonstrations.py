@@ -123,11 +123,7 @@ def report_notes(demonstrations: Episodes, run: Path, *, offline: bool = False) 
     """Notes for the report of the `run`: numbers of failures and unknown outcomes, and the writer's notes.
 
     With `offline`, an offline learner learns from the failures, too.
-
-    Raises:
-        UserError: if all failed.
     """
-    demonstrations.check_imitable()
     failed = int(demonstrations.failed.sum())
     unknown = int((demonstrations.success == UNKNOWN).sum())
     parts = [f"{failed:,} failed and are not imitated{', but learned from offline' if offline else ''}"] * bool(failed)

@@ -6,26 +6,25 @@ observations, S control steps, H actions of a chunk, A action dimension, B sampl
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, Self, cast
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
+from embodied.data.columns import Column, mapped
 from embodied.data.pictures import BYTES, Pictures
 from embodied.data.texts import Texts
 from embodied.errors import UserError
 from embodied.saving import sealed
-from embodied.saving.files import flush, named, rename
+from embodied.saving.files import flush, rename
 from embodied.world import ALONE, World
 
 FORMATS = 2, 3
@@ -40,7 +39,6 @@ OPTIONAL = "final_observation", "dataset_index", "signals"
 SUCCEEDED = 1
 FAILED = 0
 UNKNOWN = -1
-ALL_FAILED = "imitation needs others, and so do the statistics of an offline learner"
 """Values of `Episodes.success`."""
 
 
@@ -83,16 +81,24 @@ class Episodes:
         task_index: int = 0,
         final_observation: TensorDict | None = None,
         pictures: Pictures | None = None,
+        first: Tensor | None = None,
     ) -> Episodes:
         """Build one episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded.
 
-        A `success` or `reward` of None is unknown.
+        A `success` or `reward` of None is unknown. With `first` [R] there are observations before those actions only.
+
+        Raises:
+            UserError: if there is not an observation, a reward and a mark of a person for each action.
         """
         length = len(actions)
+        first = torch.arange(length) if first is None else first
+        _check_shapes(
+            length, {"observation": (observation, first), "reward": (reward, actions), "human": (human, actions)}
+        )
         outcome = UNKNOWN if success is None else int(success)
         return Episodes(
             observation,
-            torch.arange(length),
+            first,
             actions,
             torch.full((length,), torch.nan) if reward is None else reward,
             torch.zeros(length, dtype=torch.bool) if human is None else human,
@@ -223,13 +229,15 @@ class Episodes:
         """Observations and actions for statistics of the distribution that `sample` draws from.
 
         Without weights these are all that `sample` can draw. With weights there are as many observations as before,
-        each dataset's share by its weight: evenly spaced ones, each with the action after it.
+        each dataset's share by its weight: evenly spaced ones, each with the action after it. Where all episodes
+        failed, of which a learner of values may learn, they are those of failures.
         """
+        counted = self._counted()
         if self.weights is None:
-            if not self.failed.any():
+            if counted.all():
                 return self.expanded().observation, self.actions
             steps = torch.searchsorted(self.ends, torch.arange(self.steps), right=True)
-            return self._observation(self.imitated_rows()), self.actions[~self.failed[steps]]
+            return self._observation(counted[self.episode].nonzero().squeeze(1)), self.actions[counted[steps]]
         begin, size = (each.tolist() for each in self._datasets())
         total = sum(size)
         counts = (self.weights / self.weights.sum() * total).round().clamp_min(1).long().tolist()
@@ -241,7 +249,12 @@ class Episodes:
         return self._observation(rows), self.actions[self.first[rows]]
 
     def imitated_rows(self) -> Tensor:
-        """Indices of the observations of episodes that did not fail, ascending."""
+        """Indices of the observations of episodes that did not fail, ascending.
+
+        Raises:
+            UserError: if all episodes, or all of a dataset, failed.
+        """
+        self.check_imitable()
         return (~self.failed[self.episode]).nonzero().squeeze(1)
 
     def _random_rows(self, count: int, generator: torch.Generator) -> Tensor:
@@ -262,20 +275,34 @@ class Episodes:
         Raises:
             UserError: if all episodes, or all of a dataset, failed.
         """
-        dataset = torch.zeros(len(self.ends)) if self.weights is None else self.dataset_index
+        for number, episodes in self._of_failures().items():
+            names = self.sources if self.weights is None else self.sources[number : number + 1]
+            raise UserError(
+                f"all {int(episodes.sum())} episodes of {' and '.join(names) or 'the demonstrations'} failed; imitation"
+                " needs others, and stages=[offline] learns from the rewards of failures, too"
+            )
+
+    def _of_failures(self) -> dict[int, Tensor]:
+        """Episodes [E] bool of each dataset in which all failed, by its number; without weights all are one dataset."""
+        dataset = torch.zeros_like(self.ends) if self.weights is None else self.dataset_index
         assert dataset is not None
-        for number in dataset[self.failed].unique():
-            if bool(self.failed[dataset == number].all()):
-                scope = "" if self.weights is None else f" of dataset {int(number)}"
-                raise UserError(f"all {int((dataset == number).sum())} episodes{scope} failed; {ALL_FAILED}")
+        members = {int(number): dataset == number for number in dataset[self.failed].unique()}
+        return {number: episodes for number, episodes in members.items() if bool(self.failed[episodes].all())}
+
+    def _counted(self) -> Tensor:
+        """Whether each episode is one of those to draw, [E] bool: it did not fail, or all of its dataset did."""
+        counted = ~self.failed
+        for episodes in self._of_failures().values():
+            counted |= episodes
+        return counted
 
     def _imitated(self) -> Tensor:
-        """Number of observations up to the end of each episode, [E], without those of failed episodes."""
+        """Number of observations up to the end of each episode, [E], without those that do not count."""
         ends = torch.searchsorted(self.first, self.ends)
-        return (ends.diff(prepend=ends.new_zeros(1)) * ~self.failed).cumsum(0)
+        return (ends.diff(prepend=ends.new_zeros(1)) * self._counted()).cumsum(0)
 
     def _rows(self, numbers: Tensor) -> Tensor:
-        """Indices of the observations with these `numbers`, which count without failed episodes."""
+        """Indices of the observations with these `numbers`, which leave out episodes that do not count."""
         if not self.failed.any():
             return numbers
         cumulative = self._imitated()
@@ -283,7 +310,7 @@ class Episodes:
         return numbers - cumulative[episode] + torch.searchsorted(self.first, self.ends)[episode]
 
     def _datasets(self) -> tuple[Tensor, Tensor]:
-        """First observation and number of observations of each dataset, without failed episodes, [D] each."""
+        """First observation and number of observations of each dataset, of episodes that count, [D] each."""
         assert self.weights is not None
         assert self.dataset_index is not None
         episodes = torch.searchsorted(self.dataset_index, torch.arange(len(self.weights)), right=True)
@@ -331,6 +358,16 @@ class Episodes:
         )
 
 
+def _check_shapes(steps: int, parts: Mapping[str, tuple[TensorDict | Tensor | None, Tensor]]) -> None:
+    """Raise UserError unless each of the `parts` of an episode has a row for each of the tensor beside it."""
+    for name, (part, rows) in parts.items():
+        if part is not None and part.shape != rows.shape[:1]:
+            raise UserError(
+                f"expected {name} of shape [{len(rows)}] for {steps} actions, got {list(part.shape)}; what follows the"
+                " last action is the final_observation"
+            )
+
+
 class EpisodeWriter:
     """Writer of episodes to a folder, complete or not at all: one .npy file per column, and `episodes.json`.
 
@@ -347,7 +384,7 @@ class EpisodeWriter:
         if self.folder.exists():
             raise UserError(f"{folder} exists; choose another folder for episodes")
         self._temporary = self.folder.with_name(f".{self.folder.name}.tmp")
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, Column] = {}
         self._texts: Texts | None = None
         self._steps = 0
 
@@ -377,7 +414,7 @@ class EpisodeWriter:
             raise UserError(f"expected episodes with {', '.join(self._columns)}, got {', '.join(rows)}")
         for name, values in rows.items():
             if name not in self._columns:
-                self._columns[name] = _Column(self._temporary / f"{name}.npy", values)
+                self._columns[name] = Column(self._temporary / f"{name}.npy", values)
             self._columns[name].check(values)
         for name, values in rows.items():
             self._columns[name].append(values)
@@ -409,7 +446,7 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
     try:
         record = sealed.read(folder / RECORD, *FORMATS)
         sealed.check_files(folder / RECORD, record)
-        tensors = {name.removesuffix(".npy"): _mapped(folder / name) for name in record["files"]}
+        tensors = {name.removesuffix(".npy"): mapped(folder / name) for name in record["files"]}
         contract = Contract.from_dict(record["contract"])
         if tensors["success"].dtype == torch.bool:  # of earlier versions, where False was also unknown
             if not tensors["success"].all():
@@ -454,46 +491,3 @@ def from_columns(named: Mapping[str, Tensor]) -> Episodes:
     sizes = {name: len(next(iter(parts.values()), named["first"])) for name, parts in nested.items()}
     batches = {name: TensorDict(parts, [sizes[name]]) for name, parts in nested.items()}
     return Episodes(**flat, **batches)
-
-
-def _mapped(path: Path) -> Tensor:
-    array = np.load(path, mmap_mode="c", allow_pickle=False) if _rows(path) else np.load(path, allow_pickle=False)
-    return torch.from_numpy(array)
-
-
-def _rows(path: Path) -> int:
-    with path.open("rb") as file:
-        np.lib.format.read_magic(file)
-        shape, *_ = np.lib.format.read_array_header_1_0(file)
-    return math.prod(shape)
-
-
-class _Column:
-    """Growing .npy file; its number of rows is written into the header at the end."""
-
-    def __init__(self, path: Path, like: np.ndarray) -> None:
-        self.file: BinaryIO = path.open("wb")
-        self.rows = 0
-        self.like = like[:0]
-        self._header()
-
-    def check(self, values: np.ndarray) -> None:
-        expected, got = ((each.dtype, each.shape[1:]) for each in (self.like, values))
-        if expected != got:
-            raise UserError(f"expected rows of {expected} in {Path(self.file.name).name}, got {got}")
-
-    def append(self, values: np.ndarray) -> None:
-        with named(Path(self.file.name)):
-            self.file.write(np.ascontiguousarray(values).tobytes())
-        self.rows += len(values)
-
-    def close(self) -> None:
-        with named(Path(self.file.name)):
-            self.file.seek(0)
-            self._header()
-            self.file.close()
-            flush(Path(self.file.name))
-
-    def _header(self) -> None:
-        description = np.lib.format.header_data_from_array_1_0(self.like)
-        np.lib.format.write_array_header_1_0(self.file, description | {"shape": (self.rows, *self.like.shape[1:])})

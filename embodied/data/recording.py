@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -68,7 +67,7 @@ def _episode(decisions: Sequence[tuple[TensorDict, Tensor, Transition, Tensor]],
     counts = torch.tensor([int(transition.executed[index].sum()) for *_, transition in own])
     last = own[-1][2]
     lengths = counts.tolist()
-    episode = Episodes.of(
+    return Episodes.of(
         TensorDict.stack([each[index] for each, *_ in own]).cpu(),
         torch.cat([actions[index, :count] for (_, actions, _), count in zip(own, lengths, strict=True)]).cpu(),
         success=bool(last.success[index]) if last.has_success else None,
@@ -76,5 +75,5 @@ def _episode(decisions: Sequence[tuple[TensorDict, Tensor, Transition, Tensor]],
         terminated=bool(last.terminated[index]),
         task_index=task,
         final_observation=last.observation[index].clone().cpu(),
+        first=counts.cumsum(0) - counts,
     )
-    return replace(episode, first=counts.cumsum(0) - counts)

@@ -18,6 +18,9 @@ from embodied.data.rewards import check_rewards
 from embodied.errors import UserError
 from embodied.world import ALONE, World
 
+SAME = 1e-6
+"""Largest deviation of equal returns, as a share of the largest."""
+
 
 class Transitions:
     """Transitions of `executed` control steps from the observations of `episodes`, whatever their outcome.
@@ -49,8 +52,12 @@ class Transitions:
             )
         self.terminated = after["terminated"]
         returns = rewards_to_go(episodes, discount)[episodes.first]
-        if not (scale := float(returns.std())) > 0.0:
-            raise UserError("the rewards of all episodes are the same: there is nothing to prefer; use stages=[sft]")
+        # equal numbers deviate by rounding: as the scale of rewards that would be enormous
+        if not (scale := float(returns.std())) > SAME * float(returns.abs().max()):
+            raise UserError(
+                "the rewards of all episodes are the same: there is nothing to prefer; "
+                "record some that went better, or use stages=[sft]"
+            )
         self.scale = scale
         self.returns = returns / scale
         self.reward = after["reward"] / scale

@@ -31,16 +31,18 @@ PREDICTORS = "policy", "hold", "mean"
 """The policy, and the baselines: hold the action before, and the mean action of training."""
 
 
-def split(episodes: Episodes, share: float) -> tuple[Episodes, Episodes]:
+def split(episodes: Episodes, share: float, *, failures: bool = False) -> tuple[Episodes, Episodes]:
     """Divide `episodes` into those to train on, and a `share` that is held out, the same in every run.
 
     Only episodes that did not fail and have known actions are held out, two or more where at least four remain, and
-    never all of a data set.
+    never all of a data set. If there are fewer than two of these, `failures` are.
 
     Raises:
-        UserError: if there are fewer than two of these.
+        UserError: if there are fewer than two that can be held out.
     """
     imitated = (~episodes.failed & ~episodes.unlabelled).nonzero().squeeze(1)
+    if failures and len(imitated) < 2:
+        imitated = (episodes.failed & ~episodes.unlabelled).nonzero().squeeze(1)
     if len(imitated) < 2:
         raise UserError(
             "expected at least 2 episodes that did not fail and have known actions, one of them to be held out, got"
@@ -119,7 +121,7 @@ class OpenLoop:
         _, actions = trained.by_weight()
         self.mean = actions.double().mean(0).float()
         self.ranges = actions.amax(0) - actions.amin(0)
-        self.trained = int((~trained.failed).sum())
+        self.trained = int((~trained.failed).sum()) or len(trained.ends)
 
     @torch.no_grad()
     def loss(self, policy: TrainablePolicy) -> float:

@@ -213,9 +213,12 @@ class BuiltRun(SavedRun):
             with seeding.undisturbed():
                 self._try(None)
             return None
+        imitated = "sft" in (self.config.stages or ["sft"]) or self.config.rounds.imitate_anew
+        if imitated:
+            demonstrations.check_imitable()
         self.report.notes += report_notes(demonstrations, self.directory, offline=self.offline is not None)
         if self.task.held_out_share is not None:
-            demonstrations, held_out = split(demonstrations, self.task.held_out_share)
+            demonstrations, held_out = split(demonstrations, self.task.held_out_share, failures=not imitated)
             demonstrations = self._with_known_actions(demonstrations)
             self.open_loop = OpenLoop(held_out, demonstrations, self.contract, self.device)
             return demonstrations

@@ -21,7 +21,7 @@ from embodied.data import episodes as stored
 from embodied.data.cache import DataSet
 from embodied.data.delayed import with_action_prefix
 from embodied.data.demonstrations import NOTES, decoded_once, folder_of
-from embodied.data.episodes import ALL_FAILED, RECORD, Episodes, EpisodeWriter
+from embodied.data.episodes import RECORD, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode_all
 from embodied.errors import UserError
 from embodied.task import Task
@@ -30,6 +30,7 @@ from real_robot.recording.data_sets import array_files, data_set_reading, lerobo
 from real_robot.recording.data_sets.array_files import array_file
 from real_robot.recording.data_sets.matching import Limits, Match, MatchOptions, match_options
 from real_robot.recording.data_sets.outcomes import Rewards, rewarded
+from real_robot.recording.lerobot_dataset import ACTION
 from real_robot.recording.topics import bag_files
 
 log = logging.getLogger(__name__)
@@ -147,22 +148,19 @@ def demonstrations(
     task: Task | None = None,
     weights: Sequence[float] | None = None,
     options: MatchOptions | None = None,
-    *,
-    imitated: bool = True,
 ) -> Episodes:
     """All episodes of `source` as `contract` reads them, decoded unless the cache has them; `run` keeps an index.
 
     Each of several sources has its share of `weights` in samples, by default in proportion to its observations. Files
     in the format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention.
-    `options` match names, tasks and rates of datasets with the run's. Episodes that are not `imitated` may all be
-    failures.
+    `options` match names, tasks and rates of datasets with the run's.
 
     Raises:
         UserError: if a source is no dataset, does not serve the contract, or cannot be mixed with the others; if a task
-            has no episodes, all episodes of a source failed, or its actions are outside the limits.
+            has no episodes, or its actions are outside the limits.
     """
     if contract.delay:
-        episodes = demonstrations(source, contract.delayed(0), run, task, weights, options, imitated=imitated)
+        episodes = demonstrations(source, contract.delayed(0), run, task, weights, options)
         return with_action_prefix(episodes, contract.delay)
     paths = [located(each) for each in ([source] if isinstance(source, str | Path) else source)]
     if task and (files := [path for path in paths if task.demonstration_files(path)]):
@@ -186,7 +184,7 @@ def demonstrations(
         for number, (match, episodes) in enumerate(zip(matches, _alike(readings), strict=True)):
             with _errors_of_data_set(paths[0], match.source):
                 own_number = number if len(paths) > 1 else None
-                tasks |= _write(writer, match, contract, episodes, own_number, imitated=imitated)
+                tasks |= _write(writer, match, contract, episodes, own_number)
             notes += [[number, note] for note in match.notes]
         names = list(matches[0].task_names) if matches[0].convention else []
         if missing_tasks := [name for index, name in enumerate(names) if index not in tasks]:
@@ -308,6 +306,7 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
         for key, spec in contract.observation.items()
         if key in recorded and (privileged or not spec.privileged)
     }
+    _check_shapes(folder, first, own_contract, contract)
     cameras = [key for key, spec in needed.items() if spec.is_picture]
     others = {key: spec for key, spec in needed.items() if key not in cameras}
     names = origin.get("tasks", []) if not match.any_text else []
@@ -334,19 +333,29 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
     return each()
 
 
+def _check_shapes(folder: Path, episode: Episodes, own: Contract, contract: Contract) -> None:
+    """Raise UserError unless an `episode` has the actions of its `own` contract and what `contract` reads."""
+    read = [key for key, spec in contract.observation.items() if not (spec.privileged or spec.is_picture)]
+    values = {**episode.observation, ACTION: episode.actions}
+    for name, spec in {**{key: own.observation[key] for key in read}, ACTION: own.action}.items():
+        got = list(values[name].shape[1:]) if name in values else None
+        fits = got is not None and len(got) == len(spec.shape)
+        if not fits or any(size not in (-1, have) for size, have in zip(spec.shape, got or [], strict=True)):
+            raise UserError(
+                f"{folder}: expected {name} of shape {list(spec.shape)} as in its contract, got {got or 'none'}"
+            )
+
+
 def _write(
     writer: EpisodeWriter,
     match: Match,
     contract: Contract,
     episodes: Iterator[Episodes],
     number: int | None,
-    *,
-    imitated: bool,
 ) -> set[int]:
     """Write the `episodes` of a source, dataset `number` of several; return the set of their tasks."""
     path = match.source
     count = 0
-    failed = []
     limits = Limits(contract.action)
     tasks = set[int]()
     for episode in episodes:
@@ -361,15 +370,12 @@ def _write(
         index = None if number is None else torch.full((len(episode.ends),), number)
         writer.add(replace(episode, dataset_index=index))
         count += len(episode)
-        failed += episode.failed.tolist()
         if has_actions:
             limits.add(episode.actions)
         tasks |= {*episode.task_index.tolist()}
     match.conclude(contract)
     if not count:
         raise UserError(f"{path} has no episodes")
-    if imitated and all(failed):
-        raise UserError(f"all {len(failed)} episodes of {path} failed; {ALL_FAILED}")
     match.notes += limits.note(path)
     return tasks
 

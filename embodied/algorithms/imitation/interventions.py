@@ -61,7 +61,13 @@ class HGDAggerConfig(Configuration):
         env: Environment,
         generator: torch.Generator,
     ) -> HGDAgger:
-        """Build the learner of `policy`; `generator` draws minibatches."""
+        """Build the learner of `policy`; `generator` draws minibatches.
+
+        Raises:
+            UserError: for demonstrations that all failed.
+        """
+        if demonstrations is not None:
+            demonstrations.check_imitable()
         return HGDAgger(policy, self, demonstrations, generator)
 
 

@@ -113,13 +113,15 @@ class SACConfig(CriticConfig):
 
         Raises:
             UserError: for a policy without reparameterised samples, actions without limits, and demonstrations that are
-                missing or lack rewards or observations.
+                missing, lack rewards or observations, or all failed and are to be imitated.
         """
         if not isinstance(policy, Reparameterised):
             raise UserError("expected a policy with reparameterised samples for algorithm=sac; use policy=squashed")
         if self.reads_demonstrations:
             kept = self.keep_interventions
             demonstrations = demonstrations_or_none_yet(demonstrations, policy, env, keep_interventions=kept)
+            if demonstrations is not None and self.bc_coefficient:
+                demonstrations.check_imitable()
         return SAC(policy, self, generator, demonstrations, policy)
 
 

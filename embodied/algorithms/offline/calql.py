@@ -5,7 +5,9 @@ Without calibration it is conservative Q-learning (CQL, arXiv 2006.04779).
 Differs from the papers:
     - a chunk is one action: its discounted reward, and discount^k for what follows after k executed actions;
     - the weight of the penalty is fixed, and targets use one action instead of the best of ten;
-    - rewards are divided by the deviation of the returns, so that a smaller penalty is enough;
+    - rewards are divided by the deviation of the returns, so that a smaller penalty is enough (1, not 5);
+    - the temperature begins at 0.01 and learns at 1e-3, in place of 1 and the actor's 1e-4, by which it changes at most
+    by a factor of e in 10,000 steps: at 1 the entropy is worth more than values in deviations of returns;
     - returns of episodes that a time limit ended are those of the recorded rewards alone.
 """
 
@@ -46,7 +48,8 @@ class CalQLConfig(CriticConfig):
 
     `conservatism` is the weight of the penalty, which compares the actions of the data with `sampled_actions` of three
     kinds: random ones, and the policy's for this and the next observation. If `calibrated`, values of the policy's
-    actions are lowered no further than to the return of the episode.
+    actions are lowered no further than to the return of the episode. The temperature follows `target_std`, see
+    SACConfig, at `temperature_learning_rate`.
     """
 
     steps: NonNegativeInt = 10_000
@@ -58,7 +61,8 @@ class CalQLConfig(CriticConfig):
     value_learning_rate: NonNegativeFloat = 3e-4
     discount: Fraction = 0.99
     averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
-    initial_temperature: PositiveFloat = 1.0
+    initial_temperature: PositiveFloat = 0.01
+    temperature_learning_rate: NonNegativeFloat | None = 1e-3
     target_std: PositiveFloat = 0.242  # entropy 0 per element
     layer_norm: bool = True
 

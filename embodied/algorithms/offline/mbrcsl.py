@@ -16,7 +16,7 @@ Letters: B rollouts, T decisions, K executed actions, A action dimension.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 import torch
@@ -199,5 +199,5 @@ def _episode(observations: TensorDict, actions: Tensor, survival: Tensor) -> Epi
     """Episode of those decisions of a rollout with `actions` [T, K, A] that it probably takes, by `survival` [T]."""
     count = int((survival > 0.5).sum())
     taken = actions[:count]
-    episode = Episodes.of(cast(TensorDict, observations[:count]), taken.flatten(0, 1), success=None)
-    return replace(episode, first=torch.arange(count) * taken.shape[1])
+    first = torch.arange(count) * taken.shape[1]
+    return Episodes.of(cast(TensorDict, observations[:count]), taken.flatten(0, 1), success=None, first=first)

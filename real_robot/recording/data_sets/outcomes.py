@@ -138,8 +138,16 @@ def rewarded(episodes: Episodes, rewards: Rewards) -> Episodes:
 
     SUCCESS: 1 for the last step of an episode that succeeded, else 0. STEPS: one less, which is -1 for each step until
     the success.
+
+    Raises:
+        UserError: for STEPS of an episode that failed and terminated, which would cost the less, the earlier it failed.
     """
     assert rewards in (Rewards.SUCCESS, Rewards.STEPS)
+    if rewards is Rewards.STEPS and bool((episodes.failed & episodes.terminated).any()):
+        raise UserError(
+            "demonstration_rewards=steps costs nothing after an episode that failed and terminated, so that to fail"
+            " early would be best; use demonstration_rewards=success"
+        )
     reward = torch.full((episodes.steps,), -1.0 if rewards is Rewards.STEPS else 0.0)
     reward[episodes.ends[episodes.success == SUCCEEDED] - 1] += 1.0
     steps = torch.searchsorted(episodes.ends, torch.arange(episodes.steps), right=True)

@@ -8,7 +8,6 @@ LIBERO's own initial states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -188,9 +187,8 @@ class _Recorder:
                 reward=reward,
                 task_index=task,
                 final_observation=observations[-1],
+                first=torch.arange(start % self.stride, length, self.stride),
             )
-            first = torch.arange(start % self.stride, length, self.stride)
-            episode = replace(episode, first=first)
             self.successes.append((task, start, episode))
             return
         self.failed[task] += 1

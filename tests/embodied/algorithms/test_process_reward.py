@@ -31,8 +31,7 @@ def demonstration(commands: list[float], success: bool = True, every: int = 1) -
     length = len(commands)
     actions = torch.stack((torch.ones(length), torch.tensor(commands)), 1)
     seen = torch.arange(0, length, every)
-    made = Episodes.of(TensorDict({"x": seen.float().unsqueeze(1)}, [len(seen)]), actions, success=success)
-    return replace(made, first=seen)
+    return Episodes.of(TensorDict({"x": seen.float().unsqueeze(1)}, [len(seen)]), actions, success=success, first=seen)
 
 
 def test_progress_counts_phases_between_the_turns_of_the_gripper() -> None:

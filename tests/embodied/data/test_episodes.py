@@ -189,6 +189,16 @@ def test_what_a_run_imitates_is_made_once_for_what_was_asked(tmp_path):
         record_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
 
 
+def test_an_episode_has_an_observation_and_a_reward_for_each_action():
+    x = TensorDict({"x": torch.zeros(4, 1)}, [4])
+    first = torch.tensor([0, 2])
+    assert len(Episodes.of(x[:2], torch.zeros(4, 2), first=first)) == 2
+    # an observation too many would shift those of all later episodes
+    for options in ({}, {"first": torch.arange(3)}, {"reward": torch.zeros(2)}, {"reward": torch.zeros(3, 1)}):
+        with pytest.raises(UserError, match=r"for 3 actions, got \["):
+            Episodes.of(x[: 3 + (len(options) == 0 or "first" in options)], torch.zeros(3, 2), **options)
+
+
 def test_failed_episodes_are_kept_but_not_drawn():
     parts = [episode(2, 0), episode(3, 1, success=False), episode(1, 2, success=None), episode(2, 3, success=False)]
     episodes = Episodes.join(parts)
@@ -200,8 +210,13 @@ def test_failed_episodes_are_kept_but_not_drawn():
     assert seen["x"].flatten().tolist() == actions[:, 0].tolist() == [0.0, 1.0, 200.0]
     sparse = replace(episodes, observation=episodes.observation[::2], first=torch.arange(0, 8, 2))
     assert sparse.sample(50, 1, torch.Generator())["observation", "x"].unique().tolist() == [0.0]
-    with pytest.raises(UserError, match="all 2 episodes failed; imitation needs others"):
-        Episodes.join([parts[1], parts[3]]).sample(1, 1, torch.Generator())
+    failures = Episodes.join([parts[1], parts[3]])
+    for imitate in (lambda: failures.sample(1, 1, torch.Generator()), failures.imitated_rows):
+        with pytest.raises(UserError, match="all 2 episodes of the demonstrations failed; imitation needs others"):
+            imitate()
+    # statistics for learners of values, which learn from failures alone, too
+    seen, actions = failures.by_weight()
+    assert seen["x"].flatten().tolist() == actions[:, 0].tolist() == [100.0, 101.0, 102.0, 300.0, 301.0]
 
 
 def test_failed_episodes_of_a_dataset_do_not_change_its_weight():
@@ -216,9 +231,11 @@ def test_failed_episodes_of_a_dataset_do_not_change_its_weight():
     assert shares == pytest.approx({0.0: 3 / 8, 1.0: 3 / 8, 300.0: 1 / 8, 301.0: 1 / 8}, abs=0.02)
     seen, actions = episodes.by_weight()  # 4 observations: 3 and 1
     assert seen["x"].flatten().tolist() == actions[:, 0].tolist() == [0.0, 0.0, 1.0, 300.0]
-    failed = replace(episodes, success=torch.tensor([1, 1, 0, 0], dtype=torch.int8))
-    with pytest.raises(UserError, match="all 2 episodes of dataset 1 failed"):
+    failed = replace(episodes, success=torch.tensor([1, 0, 0, 0], dtype=torch.int8), sources=("good", "bad"))
+    with pytest.raises(UserError, match="all 2 episodes of bad failed"):
         failed.sample(1, 1, torch.Generator())
+    seen, actions = failed.by_weight()  # 6 observations: 4 and 2
+    assert seen["x"].flatten().tolist() == actions[:, 0].tolist() == [0.0, 0.0, 1.0, 1.0, 200.0, 300.0]
 
 
 def rewards_read(folder: Path, version: int, *parts: Episodes) -> list[float]:

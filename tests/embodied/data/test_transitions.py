@@ -101,3 +101,11 @@ def test_processes_share_a_draw_in_equal_parts() -> None:
 def test_data_that_teach_nothing_are_refused_by_their_name(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Transitions(replace(episodes(), **changes), executed=1, discount=0.5)
+
+
+def test_equal_returns_are_refused_though_they_deviate_by_rounding() -> None:
+    x = TensorDict({"x": torch.zeros(1, 1)}, [1])
+    equal = Episodes.join([Episodes.of(x, torch.zeros(1, 1), reward=torch.tensor([0.1])) for _ in range(50)])
+    assert 0.0 < float(equal.reward.std()) < 1e-7  # by which rewards would be divided
+    with pytest.raises(UserError, match="nothing to prefer"):
+        Transitions(equal, executed=1, discount=0.5)

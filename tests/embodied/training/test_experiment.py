@@ -155,7 +155,7 @@ def test_demonstrations_that_all_failed_are_refused(tmp_path: Path) -> None:
     task = TriedTask()
     task.alone = True
     config = trainer(tmp_path / "config", "ppo").config
-    with pytest.raises(UserError, match="all 4 episodes failed; imitation needs others"):
+    with pytest.raises(UserError, match="all 4 episodes of the demonstrations failed; imitation needs others"):
         Experiment(config, task, POLICY, PPO, tmp_path / "run", record={"values": {}})
 
 

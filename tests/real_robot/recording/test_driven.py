@@ -148,7 +148,7 @@ def test_failures_are_kept_and_not_imitated(tmp_path: Path):
         assert len(kept.by_weight()[1]) == 15
 
 
-def test_recordings_of_failures_alone_are_refused(tmp_path: Path):
+def test_recordings_of_failures_alone_are_read_and_not_imitated(tmp_path: Path):
     with Recorder(tmp_path / "a.mcap", CONTRACT) as recorder:
         for _ in range(2):
             recorder.begin_episode("pick")
@@ -156,9 +156,10 @@ def test_recordings_of_failures_alone_are_refused(tmp_path: Path):
             recorder.end_episode(success=False)
     lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
     for source in ("data", "a.mcap"):
-        with pytest.raises(UserError, match=r"all 2 episodes of .* failed; imitation needs others"):
-            demonstrations(tmp_path / source, CONTRACT, tmp_path / "run")
-        assert not (tmp_path / "run").exists()
+        failures = demonstrations(tmp_path / source, CONTRACT, tmp_path / f"run of {source}")
+        assert len(failures.by_weight()[1]) == 6
+        with pytest.raises(UserError, match=f"all 2 episodes of .*{source} failed; imitation needs others"):
+            failures.check_imitable()
 
 
 def judged(path: Path) -> Path:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from embodied.algorithms.offline.inverse_dynamics import labelled
 from embodied.command_line import combinations
 from embodied.command_line.config import compose
 from embodied.contract import Contract, TensorSpec
-from embodied.data.episodes import FAILED, Episodes
+from embodied.data.episodes import FAILED, Episodes, EpisodeWriter
 from embodied.data.pictures import Pictures, encode
 from embodied.errors import UserError
 from embodied.evaluation.open_loop import OpenLoop, split
@@ -211,6 +212,45 @@ def test_its_policies_build_and_learn(policy: str, data: Path):
     assert 0.0 < float(loss.detach()) < 100.0
 
 
+def test_an_offline_learner_learns_from_failures_alone(tmp_path: Path):
+    position = TensorSpec((1,), unit="m", names=("x",))
+    contract = Contract({"position": position}, replace(position, low=(-1.0,), high=(1.0,)), 0.1)
+    with EpisodeWriter(tmp_path / "logs", contract) as writer:
+        for number in range(6):
+            x = torch.arange(4.0).unsqueeze(1) + number
+            options = {"success": False, "reward": -x[:, 0], "final_observation": TensorDict({"position": x[-1]})}
+            writer.add(Episodes.of(TensorDict({"position": x}, [4]), x / 10.0, **options))
+    options = ["policy=mlp", "policy.hidden=[8]", "threads=1", "offline=iql", "offline.steps=2", "offline.batch=4"]
+    completed = train(tmp_path / "logs", tmp_path / "run", *options, "stages=[offline]")
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert "Of 6 demonstrations 6 failed and are not imitated, but learned from offline." in report["notes"]
+    assert report["open_loop"]["trained_episodes"] == 4
+    imitating = ["stages=[sft,offline]"], ["stages=[offline]", "rounds.count=2", "rounds.imitate_anew=true"]
+    for number, stages in enumerate(imitating):
+        refused = train(tmp_path / "logs", tmp_path / f"refused {number}", *options, *stages)
+        assert "all 6 episodes of" in refused.stderr, stages
+
+
+def test_a_folder_of_other_shapes_than_its_contract_is_refused(tmp_path: Path):
+    position = TensorSpec((1,), unit="m", names=("x",))
+    contract = Contract({"position": position}, replace(position, low=(-1.0,), high=(1.0,)), 0.1)
+    good = TensorDict({"position": torch.zeros(4, 1)}, [4]), torch.zeros(4, 1)
+    for number, (observation, actions, message) in enumerate(
+        (
+            (TensorDict({"position": torch.zeros(4, 2)}, [4]), good[1], r"position of shape \[1\] .*got \[2\]"),
+            (TensorDict({"other": torch.zeros(4, 1)}, [4]), good[1], r"position of shape \[1\] .*got none"),
+            (good[0], torch.zeros(4, 2), r"action of shape \[1\] .*got \[2\]"),
+            (good[0], torch.zeros(4), r"action of shape \[1\] .*got none"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        with EpisodeWriter(folder, contract) as writer:
+            writer.add(Episodes.of(observation, actions))
+        with pytest.raises(UserError, match=message):
+            demonstrations(folder, contract, tmp_path / f"run {number}")
+
+
 def test_units_are_asked_for_once(tmp_path: Path):
     data = record(tmp_path / "data", 2)
     with pytest.raises(UserError, match=r"shoulder_pan.pos \(.* to .*'demonstration_units=\{\*:deg,gripper.pos:perc"):
@@ -289,6 +329,15 @@ def episodes(lengths: list[int], success: list[bool]) -> Episodes:
         parts.append(Episodes.of(observation, actions, success=succeeded, pictures=pictures))
         step += length
     return Episodes.join(parts)
+
+
+def test_failures_are_held_out_where_fewer_than_two_episodes_succeeded():
+    whole = episodes([2] * 5, [False] * 4 + [True])
+    learned, held_out = split(whole, 0.3, failures=True)
+    assert held_out.success.tolist() == [FAILED] * 2
+    assert sorted(learned.success.tolist()) == [FAILED, FAILED, 1]
+    with pytest.raises(UserError, match="at least 2 episodes that did not fail"):
+        split(whole, 0.3)
 
 
 def test_held_out_episodes_are_none_that_failed_nor_all():

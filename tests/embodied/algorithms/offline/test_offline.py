@@ -347,6 +347,23 @@ def test_the_penalty_of_calql_by_hand() -> None:
     assert other._penalty(batch)[0].item() < penalty.item()
 
 
+def test_the_temperature_of_calql_reaches_what_the_wished_deviation_needs() -> None:
+    config = CalQLConfig()
+    # Q = -k a^2 has the deviation 1 of returns over actions in [-1, 1] if k = sqrt(45 / 4). The best normal policy has
+    # the variance alpha / (2 k), so that one decision on one element needs alpha = 2 k sigma^2, ...
+    one = 2.0 * math.sqrt(45.0 / 4.0) * config.target_std**2
+    assert one == pytest.approx(0.393, abs=1e-3)
+    # ... and each of 15 decisions on 35 elements, which share the variance of the returns, 1 / sqrt(15 * 35) of it
+    each = one / math.sqrt(15 * 35)
+    assert config.temperature_learning_rate is not None
+    for needed, steps in ((each, 3_000), (one, config.steps)):
+        # Adam moves log alpha by at most its learning rate in a step
+        assert abs(math.log(needed / config.initial_temperature)) < 0.5 * config.temperature_learning_rate * steps
+    _, learner = make(replace(config, hidden=[32], batch=64), policy=SquashedConfig(hidden=[32]))
+    learner.fit(recorded(), 1)  # a new policy deviates by more than the wish
+    assert float(learner.temperature) == pytest.approx(0.01 * math.exp(-1e-3), rel=1e-6)
+
+
 UNFIT = [ReBRACConfig(), IQLConfig(extraction=Extraction.DDPG_BC), CalQLConfig(), FQLConfig()]
 
 

@@ -218,6 +218,14 @@ def test_rewards_follow_from_success(tmp_path: Path, rewards: str, expected: lis
     assert episodes.reward.tolist() == expected
 
 
+def test_a_failure_that_terminates_has_no_rewards_of_steps(tmp_path: Path):
+    """They would cost the less, the earlier it failed."""
+    path = minari(tmp_path / "data_set")
+    with pytest.raises(UserError, match=r"to fail early would be best; use demonstration_rewards=success"):
+        read(path, columns={"success": False}, rewards=Rewards.STEPS)
+    assert read(path, columns={"success": False}, rewards=Rewards.SUCCESS).reward.tolist() == [0.0] * 5
+
+
 def test_rewards_of_an_unknown_outcome_stay_unknown(tmp_path: Path):
     assert read(minari(tmp_path / "data_set"), rewards=Rewards.SUCCESS).reward.isnan().all()
 
