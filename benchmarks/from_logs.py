@@ -88,6 +88,7 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
         "RECAP": {"positive_share": 0.6, "policy.advantage_guidance": 1.0},
         "FQL": {"distillation": 100.0, "sft.learning_rate": 1e-3},
         "CO-RFT": {"distillation": 1000.0, "sft.learning_rate": 1e-3},
+        "squashed, imitation of successes": {"weight_decay": 1e-2},
         "squashed, ReBRAC": {"actor_bc": 10.0},
     }
 }
