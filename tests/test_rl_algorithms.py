@@ -48,5 +48,6 @@ def test_rows_of_one_policy_have_one_start(tmp_path: Path, monkeypatch: pytest.M
     for options in rl_algorithms.ROWS.values():
         rl_algorithms.supervised_start(tmp_path, (*rl_algorithms.COMMON, *options), 0)
     starts = {run: options for run, options in trained}
-    assert sorted(run.name for run in starts) == ["start_diffusion_0", "start_flow_0", "start_squashed_0"]
+    policies = ["diffusion", "flow", "flow_hl_gauss", "squashed"]
+    assert sorted(run.name for run in starts) == [f"start_{policy}_0" for policy in policies]
     assert all(options == starts[run] for run, options in trained)

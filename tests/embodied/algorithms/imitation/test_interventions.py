@@ -62,8 +62,8 @@ def test_failed_demonstrations_are_not_imitated() -> None:
     _, learner, _ = make(HGDAggerConfig(), outcomes=(SUCCEEDED, FAILED))
     rows = learner._draw(*learner._pools())
     assert (learner.replay.chunks(rows, 2)["observation", "position"] > 0.0).all()  # those of the first episode
-    _, learner, _ = make(HGDAggerConfig(), outcomes=(FAILED, FAILED))
-    assert counts(learner) == (0, 0, 0)
+    with pytest.raises(UserError, match="all 2 episodes of the demonstrations failed; imitation needs others"):
+        make(HGDAggerConfig(), outcomes=(FAILED, FAILED))
 
 
 def test_half_of_a_batch_is_interventions_and_the_rest_all_other_decisions() -> None:

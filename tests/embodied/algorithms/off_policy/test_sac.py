@@ -240,7 +240,10 @@ def test_the_actor_does_not_imitate_failed_demonstrations_from_which_critics_lea
     _, learner, _ = make(0, RLPDConfig(), mixed, bc_coefficient=1.0)
     rows = learner.replay.draw_imitable(64, learner.generator, successes=False)
     assert (learner.replay.chunks(rows, 2)["observation", "position"] > 0.0).all()  # those of the first episode
-    _, learner, _ = make(0, RLPDConfig(), mixed.part(1, 2), bc_coefficient=1.0)
+    failures = mixed.part(1, 2)
+    with pytest.raises(UserError, match="all 1 episodes of the demonstrations failed; imitation needs others"):
+        make(0, RLPDConfig(), failures, bc_coefficient=1.0)
+    _, learner, _ = make(0, RLPDConfig(), failures)
     assert len(learner.replay.demonstrations) == 4
     assert learner._imitation() is None
 

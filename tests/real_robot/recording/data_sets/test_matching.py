@@ -147,11 +147,11 @@ def test_rewards_keep_their_sum_at_another_rate():
 @pytest.mark.parametrize("success", [[False] * 12, [False] * 11 + [True]])
 def test_failed_episodes_of_a_data_set_are_not_imitated(tmp_path: Path, success: list[bool]):
     folder = dataset(tmp_path / "d", ramp(), success=success)
-    if not any(success):
-        with pytest.raises(UserError, match=r"all 2 episodes of .* failed"):
-            demonstrations(folder, WANTED, tmp_path / "run", options=RENAMED)
-        return
     episodes = demonstrations(folder, WANTED, tmp_path / "run", options=RENAMED)
+    if not any(success):
+        with pytest.raises(UserError, match=r"all 2 episodes of .* failed; imitation needs others"):
+            episodes.sample(200, 1, torch.Generator().manual_seed(0))
+        return
     assert episodes.success.tolist() == [FAILED, SUCCEEDED]
     drawn = episodes.sample(200, 1, torch.Generator().manual_seed(0))["actions"][:, 0, 0].unique()
     assert drawn.tolist() == pytest.approx(ramp()[6:, 0].tolist())
