@@ -92,7 +92,6 @@ class Problem:
         self.practice = lambda: self.task.environment(self.config.num_envs, name, "train", seed)
         seeding.seed_everything(seed)
         self.log = logged(self.practice(), args.pretraining, args.log_steps, seed)
-        self.log.check_imitable()  # statistics are of episodes that did not fail
         options = common_options(self.options, CalQLConfig) | {"layer_norm": True}
         offline = CalQLConfig(**(options | {"steps": args.updates, "batch": 256, "sampled_actions": 4}))
         self.new = self.config.policy.build(self.evaluated.contract)
