@@ -24,15 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 import torch  # noqa: E402
-from tensordict import TensorDict  # noqa: E402
 
+from benchmarks.offline_to_online import logged  # noqa: E402
 from embodied import seeding  # noqa: E402
 from embodied.algorithms.off_policy.h2o import H2OConfig  # noqa: E402
 from embodied.algorithms.off_policy.sac import SACConfig  # noqa: E402
 from embodied.algorithms.offline.calql import CalQLConfig  # noqa: E402
-from embodied.algorithms.on_policy.bptt import BPTTConfig  # noqa: E402
 from embodied.data.episodes import Episodes  # noqa: E402
-from embodied.data.recording import record_episodes  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
 from embodied.evaluation.evaluation import evaluate  # noqa: E402
 from embodied.policy import TrainablePolicy  # noqa: E402
@@ -40,8 +38,6 @@ from embodied.rollout.rollout import Collector  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402
-from embodied.training.loop import build  # noqa: E402
-from policies.mlp import MLPConfig  # noqa: E402
 from policies.squashed import SquashedConfig  # noqa: E402
 from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
 from sims.quadrotor.physics.dynamics import Options  # noqa: E402
@@ -89,31 +85,11 @@ def track(args: argparse.Namespace, seed: int) -> Problem:
             count, mdp=mdp, variation=variation, options=options, split=split, history=4, step_limit=300, seed=seed
         )
 
-    practice = environment(64, heavier, "train")
-    policy = MLPConfig(hidden=[64, 64]).build(practice.contract)
-    policy.fit(practice.reset(), torch.zeros(1, 4))
-    learner, collector = build(practice, policy, config := BPTTConfig(), None, seed)
-    for iteration in range(args.pretraining):
-        learner.update(collector.collect(config.rollout_length), iteration / args.pretraining)
-
-    class Noisy:
-        """The policy with noise of 0.2."""
-
-        def act(self, observation: TensorDict, *, generator: torch.Generator) -> argparse.Namespace:
-            """Noisy actions."""
-            actions = policy.act(observation, deterministic=True).actions
-            noise = 0.2 * torch.randn(actions.shape, generator=generator)
-            return argparse.Namespace(actions=(actions + noise).clamp(-1.0, 1.0))
-
-    generator = seeding.generator(seed, "log")
-    parts: list[Episodes] = []
-    while (steps := sum(part.steps for part in parts)) < args.log_steps:
-        count = max(1, min(64, (args.log_steps - steps) // 300))
-        parts.append(record_episodes(environment(count, heavier, "train"), Noisy(), generator))
+    log = logged(environment(64, heavier, "train"), args.pretraining, args.log_steps, seed)
     options = {"hidden": [128, 128], "minibatch": 256, "discount": 0.98, "averaging": 0.02, "initial_temperature": 0.1}
     options |= {"learning_rate": 1e-3, "value_learning_rate": 1e-3, "warmup": 5_000, "updates": 0.2}
     system = environment(128, heavier, "eval")
-    return Problem(environment(64, nominal, "train"), system, Episodes.join(parts), options | {"rollout_length": 16})
+    return Problem(environment(64, nominal, "train"), system, log, options | {"rollout_length": 16})
 
 
 TASKS: dict[str, Callable[[argparse.Namespace, int], Problem]] = {"reach": reach, "quadrotor_track": track}

@@ -76,8 +76,8 @@ def test_what_a_person_judged_or_recorded_remains():
 
 
 def test_an_observation_may_be_that_of_a_chunk():
-    seen = TensorDict({"x": torch.tensor([[0.0], [2.0], [4.0]])}, [3])
-    sparse = Episodes.of(seen, torch.zeros(6, 1), success=None, first=torch.tensor([0, 2, 4]))
+    observations = TensorDict({"x": torch.tensor([[0.0], [2.0], [4.0]])}, [3])
+    sparse = Episodes.of(observations, torch.zeros(6, 1), success=None, first=torch.tensor([0, 2, 4]))
     (result,) = judged(sparse, from_4)
     assert result.reward.tolist() == [0, 0, 0, 1]
     assert result.first.tolist() == [0, 2]
