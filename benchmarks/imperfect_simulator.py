@@ -84,18 +84,25 @@ def track(args: argparse.Namespace, seed: int) -> Problem:
     heavier = Variation(mass=(1.3, 1.3), lag=(2.0, 2.0), action_delay_s=(args.delay_s, args.delay_s))
 
     def environment(count: int, variation: Variation, split: str, executed: int = 2) -> QuadrotorEnvironment:
-        sizes = {"history": 4, "step_limit": 300, "executed": executed}
         options = Options(drag=True, delay_steps=1)
         return QuadrotorEnvironment(
-            count, mdp=mdp, variation=variation, options=options, split=split, seed=seed, **sizes
+            count,
+            mdp=mdp,
+            variation=variation,
+            options=options,
+            executed=executed,
+            split=split,
+            history=4,
+            step_limit=300,
+            seed=seed,
         )
 
     # analytic gradients pass through single control steps
     log = logged(environment(64, heavier, "train", executed=1), args.pretraining, args.log_steps, seed)
     # those of algorithm=sac on quadrotor_hover, whose targets are returns of eight decisions
-    options = {"hidden": [64, 64], "minibatch": 256, "discount": 0.98, "averaging": 0.02, "initial_temperature": 0.01}
+    options: dict[str, Any] = {"hidden": [64, 64], "minibatch": 256, "discount": 0.98, "averaging": 0.02}
     options |= {"learning_rate": 1e-3, "value_learning_rate": 1e-3, "warmup": 5_000, "updates": 0.4}
-    options |= {"activation": "TANH", "target_std": 0.2, "rollout_length": 16}
+    options |= {"activation": "TANH", "initial_temperature": 0.01, "target_std": 0.2, "rollout_length": 16}
     simulator, evaluated = (environment(*sizes) for sizes in ((64, nominal, "train"), (128, nominal, "eval")))
     return Problem(simulator, evaluated, environment(128, heavier, "eval"), log, options)
 
