@@ -13,6 +13,7 @@ import copy
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,10 @@ class Problem:
         self.evaluated = self.task.environment(args.episodes, name, "eval", seed)
         self.practice = lambda: self.task.environment(self.config.num_envs, name, "train", seed)
         seeding.seed_everything(seed)
-        self.log = logged(self.practice(), args.pretraining, args.log_steps, seed)
+        single = replace(self.task, executed=1)  # analytic gradients pass through single control steps
+        self.log = logged(
+            single.environment(self.config.num_envs, name, "train", seed), args.pretraining, args.log_steps, seed
+        )
         options = common_options(self.options, CalQLConfig) | {"layer_norm": True}
         offline = CalQLConfig(**(options | {"steps": args.updates, "batch": 256, "sampled_actions": 4}))
         self.new = self.config.policy.build(self.evaluated.contract)

@@ -37,12 +37,14 @@ from sims.remote.options import ProcessOptions
 class QuadrotorTask(Task, ProcessOptions):
     """Options common to all goals of one drone, which flies under constant random forces and torques.
 
-    The policy observes its last `history` actions. An episode is truncated after `step_limit` control steps. `reward`
-    contains the weights of the goal's reward, see its function `reward`.
+    The policy observes its last `history` actions, and decides on the next `executed` ones at once. An episode is
+    truncated after `step_limit` control steps. `reward` contains the weights of the goal's reward, see its function
+    `reward`.
     """
 
     name: str = "quadrotor"
     history: PositiveInt = 1
+    executed: PositiveInt = 1
     step_limit: PositiveInt = STEP_LIMIT
     reward: dict[str, FiniteFloat] = field(default_factory=dict)
 
@@ -70,7 +72,7 @@ class QuadrotorTask(Task, ProcessOptions):
 
     def contract(self, distribution: str) -> Contract:
         """The contract of the goal's environments, with the actions that the policy observes."""
-        return contract(self._mdp(distribution).OBSERVED, self.history)
+        return contract(self._mdp(distribution).OBSERVED, self.history, self.executed)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -86,6 +88,7 @@ class QuadrotorTask(Task, ProcessOptions):
             options=self.OPTIONS,
             split=split,
             history=self.history,
+            executed=self.executed,
             step_limit=self._steps(split),
             seed=seed,
             device=device,
@@ -222,7 +225,7 @@ class HoverTask(AirframeTask):
         """
         if distribution != "disturbed":
             self._flight(distribution)
-        return contract(Hover.OBSERVED, self.history or HISTORY)
+        return contract(Hover.OBSERVED, self.history or HISTORY, self.executed)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -247,6 +250,7 @@ class HoverTask(AirframeTask):
             options=flight.options,
             split=split,
             history=self.history,
+            executed=self.executed,
             step_limit=steps,
             seed=seed,
             device=device,

@@ -58,7 +58,9 @@ def unroll_source(episode: Episode) -> str:
 
 def _check(env: Environment, layers: Layers, decisions: int) -> None:
     if env.contract.executed != 1:
-        raise UserError(f"unroll needs one action per decision, got executed={env.contract.executed}; use executed=1")
+        raise UserError(
+            f"expected one action per decision for analytic gradients, got {env.contract.executed}; use task.executed=1"
+        )
     env.check_started()
     if decisions < 1 or not 1 <= len(layers) <= MAX_LAYERS:
         raise ValueError(

@@ -17,7 +17,10 @@ from sims.swarm.task import SwarmTask
 from train import GROUPS, TrainConfig
 
 PROCESSES = {"processes", "python", "timeout_s"}
-COMMON, CHOSEN = {"name", "history", "step_limit", "reward"} | PROCESSES, {"airframe", "airframes", "randomisation"}
+COMMON, CHOSEN = (
+    {"name", "history", "executed", "step_limit", "reward"} | PROCESSES,
+    {"airframe", "airframes", "randomisation"},
+)
 GOALS = {
     "hover": (HoverTask, COMMON | CHOSEN | {"sim", "nominal", "training_steps"}),
     "track": (TrackTask, COMMON | CHOSEN),
@@ -37,6 +40,17 @@ def first_reward(task: QuadrotorTask) -> torch.Tensor:
 def test_reward_weights_are_those_of_the_task() -> None:
     plain, richer = HoverTask(), HoverTask(reward={"reward_alive": 4.0})
     assert torch.allclose(first_reward(richer) - first_reward(plain), torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("kind", [HoverTask, TrackTask, AnyPlatformTask])
+def test_chunks_are_of_as_many_actions_as_the_task_says(kind) -> None:
+    task = kind(executed=3)
+    for distribution in (*task.distributions, *list(task.variants)[:2]):
+        env = task.environment(4, distribution, "eval")
+        assert env.contract == task.contract(distribution)
+        assert env.contract.executed == env.contract.horizon == 3
+    env.reset()
+    assert env.step(torch.zeros(4, 3, 4)).executed.sum(1).tolist() == [3] * 4
 
 
 @pytest.mark.parametrize("task", [HoverTask, SwarmTask])
