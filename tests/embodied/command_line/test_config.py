@@ -100,6 +100,13 @@ def test_saved_values_win_over_defaults_and_the_command_line_over_both():
     assert record["values"]["policy"]["width"] == 16
 
 
+def test_a_saved_run_takes_no_settings_that_are_newer():
+    new, saved = composed("task=quadrotor_hover", "algorithm=sac")
+    assert new.task.executed == 2
+    del saved["values"]["task"]["executed"]  # of a version without this option
+    assert composed(saved=saved)[0].task.executed == 1
+
+
 def test_a_saved_run_keeps_its_parts():
     _, saved = composed("algorithm=ppo")
     assert composed("algorithm=ppo", saved=saved)[1]["choices"]["algorithm"] == "ppo"
