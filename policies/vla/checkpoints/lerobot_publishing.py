@@ -14,7 +14,6 @@ from typing import Any
 from safetensors.torch import save_file
 
 from embodied.errors import UserError
-from embodied.saving.json_text import loads
 from policies.vla.checkpoints import settings
 from policies.vla.checkpoints.lerobot_folder import (
     BEGINNING,
@@ -61,7 +60,7 @@ def publish(policy: Pi0Policy, folder: Path, run: Path) -> None:
     _check_representable(policy)
     assert policy.weights_of is not None
     source = folder_of(policy.weights_of, policy.kind)
-    published = loads((source / CONFIG).read_text(encoding="utf-8"))
+    published = settings.read_fields(source)
     modes = modes_of(policy, source, published, (MODES[policy.kind], Mode.MEAN_STD))
     config = _fields(policy, modes, settings.pictures(published))
     folder.mkdir(parents=True)

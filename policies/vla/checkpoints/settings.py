@@ -1,5 +1,6 @@
 """Configuration (config.json) of published weights of pi0 and pi0.5, by transformers, LeRobot or openpi.
 
+openpi's JAX models have no such file: their arrays determine sizes, their data set the rest.
 A field that changes a model's computation is read, or raises an error unless its value is supported: none is
 ignored. Fields about training and hardware (dtype, freezing, optimiser) are options of ours.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
+from policies.vla.checkpoints import openpi_jax
 from policies.vla.checkpoints.statistics import Mode
 from policies.vla.inputs import LONGEST
 
@@ -37,6 +39,9 @@ OPENPI_RELATIVE = (True,) * 6 + (False,) * 26
 """Mask of openpi's extra_delta_transform, of the 32 elements of its model: a pose; the gripper and others are not."""
 LIBERO = "libero"
 """Name of openpi's data set of LIBERO, and of the folder of its statistics."""
+HORIZON = 50
+HORIZONS = {("pi05", LIBERO): 10, ("pi0", "droid"): 10, ("pi05", "droid"): 15}
+"""Actions of a chunk of openpi's configurations of most data sets, and of others, by kind and data set."""
 STEPS = 10
 """Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""
 MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES, "smolvla": Mode.MEAN_STD, "pi0_fast": Mode.QUANTILES}
@@ -77,7 +82,7 @@ def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings
         from huggingface_hub.errors import StrictDataclassError
         from transformers import PI0Config
 
-    fields = loads((folder / CONFIG).read_text(encoding="utf-8"))
+    fields = read_fields(folder)
     _check_kind(fields, expected_kind, adaptive)
     _check_values(fields)
     try:
@@ -99,6 +104,34 @@ def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings
     )
 
 
+def has_fields(folder: Path) -> bool:
+    """Whether `folder` has a configuration, or arrays of openpi's JAX models, which determine one."""
+    return (folder / CONFIG).exists() or openpi_jax.is_checkpoint(folder)
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """Fields of config.json; of openpi's JAX models those of their arrays, and of config.json if somebody adds one.
+
+    Raises:
+        UserError: for arrays that are missing, unexpected, of wrong shapes or damaged.
+    """
+    has_arrays = openpi_jax.is_checkpoint(folder)
+    path = folder / CONFIG
+    fields = loads(path.read_text(encoding="utf-8")) if path.exists() or not has_arrays else {}
+    if not has_arrays:
+        return fields
+    determined = openpi_jax.model_fields(folder)
+    kind = "pi05" if determined["pi05"] else "pi0"
+    names = _data_sets(folder)
+    horizon = HORIZONS.get((kind, names[0]), HORIZON) if len(names) == 1 else HORIZON
+    return {"action_horizon": horizon, **fields, **determined}
+
+
+def _data_sets(folder: Path) -> list[str]:
+    """Last parts of the names of the data sets of openpi's statistics."""
+    return [path.parent.name for path in folder.rglob("norm_stats.json")]
+
+
 def pictures(fields: Mapping[str, Any]) -> list[str]:
     """LeRobot's names of the pictures that a model reads; [] if its configuration has none."""
     inputs = fields.get("input_features") or {}
@@ -117,8 +150,7 @@ def _check_kind(fields: Mapping[str, Any], expected_kind: str, adaptive: bool | 
 
 def learned_libero(folder: Path, fields: Mapping[str, Any]) -> bool:
     """Whether openpi's configurations pi0_libero or pi05_libero left the files, by the folder of their statistics."""
-    names = (path.parent.name for path in folder.rglob("norm_stats.json"))
-    return "action_horizon" in fields and LIBERO in names
+    return "action_horizon" in fields and LIBERO in _data_sets(folder)
 
 
 def _states_in_prompt(folder: Path, fields: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from embodied.saving.starting_point import StartingPoint
+from policies.vla.checkpoints import settings
 from policies.vla.checkpoints.settings import CONFIG, LIBERO, learned_libero
 from policies.vla.checkpoints.statistics import UNREADABLE, reason
 from policies.vla.checkpoints.weights import folder_of, has_adaptive_norms
@@ -46,10 +47,10 @@ def read(weights: str) -> StartingPoint | None:
     if Path(weights).is_file():
         return None
     folder = folder_of(weights, KIND, tensors=False)
-    if not (folder / CONFIG).exists():
+    if not settings.has_fields(folder):
         return None
     try:
-        fields = loads((folder / CONFIG).read_text(encoding="utf-8"))
+        fields = settings.read_fields(folder)
         kind = fields.get("type", fields.get("model_type"))
         if kind == "openvla":
             return _openvla(weights, folder_of(weights, KIND, PROPRIOCEPTION, tensors=False), fields)

@@ -1,4 +1,4 @@
-"""Published weights of pi0 and pi0.5, in transformers', LeRobot's or openpi's PyTorch naming, with their statistics.
+"""Published weights of pi0 and pi0.5, in the naming of transformers, LeRobot or openpi, with their statistics.
 
 All was tested with small models; no published weights have been loaded yet.
 """
@@ -21,7 +21,7 @@ from embodied.saving.json_text import loads
 from embodied.training.compute import enough_memory
 from policies.vla import adapters
 from policies.vla.adaptive import Pi05Model
-from policies.vla.checkpoints import settings, statistics
+from policies.vla.checkpoints import openpi_jax, settings, statistics
 from policies.vla.checkpoints.settings import CONFIG, Settings
 from policies.vla.checkpoints.statistics import UNREADABLE, reason
 from policies.vla.model import Pi0Model
@@ -98,8 +98,10 @@ def published(weights: str, kind: str = "pi0", key: str | None = None, load: Loa
 def _model(weights: str, folder: Path, kind: str, key: str | None) -> Published:
     option = f"policy.weights={weights}"
     names = check_files(option, folder, kind)
-    adaptive = None if planned() else bool(names & ADAPTIVE)
-    with reading(f"{option}: cannot read {CONFIG} as that of a {kind}"):
+    has_arrays = openpi_jax.is_checkpoint(folder)
+    adaptive = None if planned() or has_arrays else bool(names & ADAPTIVE)
+    source = f"the arrays in {openpi_jax.ARRAYS} as those" if has_arrays else f"{CONFIG} as that"
+    with reading(f"{option}: cannot read {source} of a {kind}"):
         options = settings.read(folder, kind, adaptive=adaptive)
     norm_statistics = statistics.read(folder, options.modes, key)
     tokenizer = load_tokenizer(option, folder, TOKENIZER, "pi0")
@@ -135,7 +137,7 @@ def load_tokenizer(option: str, folder: Path, elsewhere: str, kind: str) -> Any:
 def check_files(option: str, folder: Path, kind: str) -> set[str]:
     """Check that there is a configuration, and that the weights are complete; returns the tensors' names.
 
-    While a run is only planned, weights are not looked for, and there are no names.
+    While a run is only planned, weights are not looked for, and there are no names; nor are there of arrays of JAX.
 
     Raises:
         UserError: for missing or damaged files, and where transformers is missing.
@@ -144,9 +146,10 @@ def check_files(option: str, folder: Path, kind: str) -> set[str]:
         from transformers.utils import logging as messages
     messages.set_verbosity_error()  # missing tensors are reported by `fill`
     messages.disable_progress_bar()
-    if not (folder / CONFIG).exists():
+    if not settings.has_fields(folder):
         raise UserError(f"{option}: cannot read {CONFIG} as that of a {kind} (No such file or directory)")
-    return set() if planned() else _check_files(option, folder)
+    # arrays of JAX are checked where their sizes are read
+    return set() if planned() or openpi_jax.is_checkpoint(folder) else _check_files(option, folder)
 
 
 def _check_files(option: str, folder: Path) -> set[str]:
@@ -191,21 +194,18 @@ def fill(native: nn.Module, option: str, folder: Path, kind: str, renamed: Calla
     missing_names = set(weights)
     others = []
     with reading(f"{option}: cannot read the weights"):
-        for file in sorted(folder.glob("model*.safetensors")):
-            with safe_open(file, "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - not a dict
-                    own_name = renamed(name)
-                    if own_name in HEADS:  # if both exist, LeRobot and openpi read the embedding
-                        own_name = EMBEDDING if EMBEDDING in missing_names else ""
-                    if own_name not in weights:
-                        continue
-                    value = tensors.get_tensor(name)
-                    expected = weights[own_name].shape
-                    if value.shape != expected:
-                        others.append((own_name, list(value.shape), list(expected)))
-                    else:
-                        weights[own_name].copy_(value)
-                    missing_names.discard(own_name)
+        for name, value in _tensors(folder):
+            own_name = renamed(name)
+            if own_name in HEADS:  # if both exist, LeRobot and openpi read the embedding
+                own_name = EMBEDDING if EMBEDDING in missing_names else ""
+            if own_name in weights:
+                expected = weights[own_name].shape
+                if value.shape != expected:
+                    others.append((own_name, list(value.shape), list(expected)))
+                else:
+                    weights[own_name].copy_(value)
+                missing_names.discard(own_name)
+            del value  # otherwise it holds the memory of stacked layers while the next are read
     if missing := sorted(missing_names):
         raise UserError(f"{option} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
     if others:
@@ -213,6 +213,17 @@ def fill(native: nn.Module, option: str, folder: Path, kind: str, renamed: Calla
         raise UserError(f"{option}: expected {name} of shape {expected} after {CONFIG}, got {got}")
     if broken := [name for name, weight in native.named_parameters() if not _finite(weight)]:
         raise UserError(f"{option} has infinity or not a number in {broken[0]}; download or export the weights again")
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in `folder` by their published names, one after the other."""
+    if openpi_jax.is_checkpoint(folder):
+        yield from openpi_jax.tensors(folder)
+        return
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dict
+                yield name, tensors.get_tensor(name)
 
 
 def _renamed(name: str, *, adaptive: bool) -> str:
@@ -252,6 +263,8 @@ def folder_of(weights: str, kind: str, *also: str, tensors: bool = True) -> Path
     if Path(weights).exists():
         if not Path(weights).is_dir():
             raise UserError(f"policy.weights={weights} is a file; expected the folder with {CONFIG} and weights")
+        if (Path(weights) / openpi_jax.TREE).is_file():
+            raise UserError(f"policy.weights={weights} are arrays without statistics; name the folder that holds both")
         return Path(weights)
     with needs_extra("vla"):
         from huggingface_hub import snapshot_download
