@@ -43,6 +43,7 @@ from embodied.task import baseline_policies, check_sims, evaluation_distribution
 from embodied.training.compute import prepare
 from embodied.training.run_directory import new_directory
 from embodied.viewer.options import viewing
+from policies.vla.checkpoints.settings import has_fields
 from real_robot.recording.demonstrations import reader
 from real_robot.recording.recorded_task import join
 from real_robot.sim_to_real import report as sim_to_real_report
@@ -145,11 +146,11 @@ def on_recordings(config: EvaluateConfig, saved: checkpoint.Checkpoint, trained:
 
 
 def published(arguments: Sequence[str]) -> bool:
-    """Whether `arguments` name published weights: a folder with config.json, or with a task a name on the hub."""
+    """Whether `arguments` name published weights: a folder with their files, or with a task a name on the hub."""
     options = dict(each.split("=", 1) for each in arguments if "=" in each)
     folder = Path(name := options.get("checkpoint", ""))
     if folder.exists():
-        return (folder / "config.json").is_file()
+        return has_fields(folder)
     return "task" in options and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name))
 
 

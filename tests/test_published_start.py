@@ -27,6 +27,7 @@ from policies.vla.sizes import Size
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
+from tests.policies.vla.checkpoints import openpi_jax_files
 from tests.policies.vla.checkpoints.test_weights import changed, old, save
 from tests.policies.vla.groot import files as groot_files
 from tests.policies.vla.openvla import prismatic
@@ -127,6 +128,15 @@ def pi0(folder: Path, naming: str) -> Path:
     return folder
 
 
+def pi0_of_jax(folder: Path) -> Path:
+    """A folder of pi0 on LIBERO as openpi publishes it for JAX, with a configuration of short chunks."""
+    pi0(folder, "openpi")
+    (folder / "model.safetensors").unlink()
+    openpi_jax_files.write(folder, openpi_jax_files.arrays_of(native(), "pi0"))
+    (folder / "config.json").write_text(json.dumps({"action_horizon": HORIZON, "num_inference_steps": 2}))
+    return folder
+
+
 def chunk_of_pi0(stock: dict[str, np.ndarray], naming: str) -> torch.Tensor:
     """Actions [HORIZON, 7] of the published evaluation, by transformers' pi0 from everything at once."""
     pictures = []
@@ -164,11 +174,12 @@ def chunk_of_pi0(stock: dict[str, np.ndarray], naming: str) -> torch.Tensor:
     return actions.clamp(-1.0, 1.0)
 
 
-@pytest.mark.parametrize(("naming", "count"), [("lerobot", 3), ("openpi", 4)])
+@pytest.mark.parametrize(("naming", "count"), [("lerobot", 3), ("openpi", 4), ("openpi_jax", 4)])
 def test_pi0_is_evaluated_as_its_authors_do(
     tmp_path: Path, stock, executed: list[torch.Tensor], caplog: pytest.LogCaptureFixture, naming: str, count: int
 ) -> None:
-    folder = pi0(tmp_path / "weights", naming)
+    folder = pi0_of_jax(tmp_path / "weights") if naming == "openpi_jax" else pi0(tmp_path / "weights", naming)
+    naming = naming.removesuffix("_jax")
     with caplog.at_level("INFO", "embodied"):
         evaluate.run([f"checkpoint={folder}", *ARGUMENTS])
     expected = chunk_of_pi0(stock, naming)
@@ -336,6 +347,16 @@ def test_weights_that_cannot_be_evaluated_are_one_line(tmp_path: Path, monkeypat
     (folder / "config.json").write_text("[")
     assert "cannot read config.json as that of published weights" in refused([f"checkpoint={folder}", *ARGUMENTS])
     assert not list(tmp_path.glob("outputs/libero_pick/*_published/*"))
+
+
+def test_arrays_of_jax_are_published_weights_without_a_configuration(tmp_path: Path) -> None:
+    folder = pi0_of_jax(tmp_path / "weights")
+    (folder / "config.json").unlink()
+    assert evaluate.published([f"checkpoint={folder}", *ARGUMENTS])
+    start = starting_points.read(str(folder))
+    assert start is not None
+    assert (start.policy, start.program, start.benchmark) == ("pi0", "openpi", "libero")
+    assert (start.horizon, start.executed, start.cameras) == (50, 5, 2)
 
 
 def test_files_show_the_policy_the_data_and_the_chunks(tmp_path: Path) -> None:

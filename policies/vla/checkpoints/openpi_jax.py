@@ -85,6 +85,7 @@ def model_fields(folder: Path) -> dict[str, Any]:
             "text_config": {"model_type": "gemma", **text},
             "vision_config": {"model_type": "siglip_vision_model", **vision},
             "projection_dim": size["D"],
+            "image_token_id": size["T"],
         },
         "dit_config": {"model_type": "gemma", **expert},
     }
