@@ -124,7 +124,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[devices,diffusion,gym,libero,maniskill,onnx,rerun,robosuite,robot,rsl-rl,tune,viewer,vla,dev]'
+	$(PIP) --editable '.[devices,diffusion,gym,libero,maniskill,onnx,orbax,rerun,robosuite,robot,rsl-rl,tune,viewer,vla,dev]'
 	$(PIP) --no-deps torchrl
 	@touch $@
 

@@ -40,8 +40,16 @@ OPENPI_RELATIVE = (True,) * 6 + (False,) * 26
 LIBERO = "libero"
 """Name of openpi's data set of LIBERO, and of the folder of its statistics."""
 HORIZON = 50
-HORIZONS = {("pi05", LIBERO): 10, ("pi0", "droid"): 10, ("pi05", "droid"): 15}
-"""Actions of a chunk of openpi's configurations of most data sets, and of others, by kind and data set."""
+"""Actions of a chunk in most of openpi's configurations."""
+OPENPI = {
+    "pi0": {"droid": {"action_horizon": 10}, "trossen": {"adapt_to_pi_aloha": True}},
+    "pi05": {
+        LIBERO: {"action_horizon": 10},
+        "droid": {"action_horizon": 15},
+        "trossen": {"adapt_to_pi_aloha": True},
+    },
+}
+"""Fields of openpi's other configurations, by kind and data set; "trossen" is that of ALOHA."""
 STEPS = 10
 """Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""
 MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES, "smolvla": Mode.MEAN_STD, "pi0_fast": Mode.QUANTILES}
@@ -110,21 +118,22 @@ def has_fields(folder: Path) -> bool:
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """Fields of config.json; of openpi's JAX models those of their arrays, and of config.json if somebody adds one.
+    """Fields of config.json; of openpi's JAX models sizes of their arrays, and the configuration of their data set.
+
+    Fields of a config.json beside these arrays, which openpi does not write, win over the data set's.
 
     Raises:
         UserError: for arrays that are missing, unexpected, of wrong shapes or damaged.
     """
-    has_arrays = openpi_jax.is_checkpoint(folder)
     path = folder / CONFIG
-    fields = loads(path.read_text(encoding="utf-8")) if path.exists() or not has_arrays else {}
-    if not has_arrays:
-        return fields
+    if not openpi_jax.is_checkpoint(folder):
+        return loads(path.read_text(encoding="utf-8"))
+    written = loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     determined = openpi_jax.model_fields(folder)
-    kind = "pi05" if determined["pi05"] else "pi0"
     names = _data_sets(folder)
-    horizon = HORIZONS.get((kind, names[0]), HORIZON) if len(names) == 1 else HORIZON
-    return {"action_horizon": horizon, **fields, **determined}
+    name = names[0] if len(names) == 1 else ""
+    usual = OPENPI["pi05" if determined["pi05"] else "pi0"].get(name, {})
+    return {"action_horizon": HORIZON, **usual, **written, **determined}
 
 
 def _data_sets(folder: Path) -> list[str]:

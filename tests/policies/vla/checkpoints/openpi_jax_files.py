@@ -1,4 +1,4 @@
-"""Writes small checkpoints as openpi's JAX models have them: the names and the layout of Orbax 0.11.13, by tensorstore."""
+"""Writes small checkpoints by tensorstore, with the names and the layout that openpi's have by Orbax 0.11.13."""
 
 from __future__ import annotations
 

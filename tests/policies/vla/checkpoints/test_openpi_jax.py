@@ -273,9 +273,13 @@ def test_the_data_set_tells_what_openpi_s_configurations_do(tmp_path: Path) -> N
     options = settings.read(folder, "pi05", adaptive=None)
     assert (options.model.chunk_size, options.states_in_prompt) == (16, True)
     assert options.model.dit_config.hidden_size == 32  # of the arrays still
-    (folder / "config.json").write_text(json.dumps({"adapt_to_pi_aloha": True}))
-    with pytest.raises(UserError, match="adapt_to_pi_aloha is true, and only false is supported"):
+    (folder / "config.json").unlink()
+    (folder / "assets" / "libero").rename(folder / "assets" / "trossen")
+    message = "the arrays in params as those of a pi05 (adapt_to_pi_aloha is true, and only false is supported)"
+    with pytest.raises(UserError, match=re.escape(message)):
         Pi05Config(weights=str(folder), hidden=16).build(SEEING)
+    (folder / "config.json").write_text(json.dumps({"adapt_to_pi_aloha": False}))
+    Pi05Config(weights=str(folder), hidden=16).build(SEEING)
 
 
 def changed(folder: Path, **arrays: np.ndarray | None) -> None:
