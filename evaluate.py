@@ -149,9 +149,8 @@ def published(arguments: Sequence[str]) -> bool:
     """Whether `arguments` name published weights: a folder with their files, or with a task a name on the hub."""
     options = dict(each.split("=", 1) for each in arguments if "=" in each)
     folder = Path(name := options.get("checkpoint", ""))
-    if folder.exists():
-        return has_fields(folder)
-    return "task" in options and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name))
+    on_hub = "task" in options and bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name))
+    return has_fields(folder) if folder.exists() else on_hub
 
 
 def late(arguments: Sequence[str]) -> re.Pattern[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -280,6 +281,11 @@ def test_the_data_set_tells_what_openpi_s_configurations_do(tmp_path: Path) -> N
         Pi05Config(weights=str(folder), hidden=16).build(SEEING)
     (folder / "config.json").write_text(json.dumps({"adapt_to_pi_aloha": False}))
     Pi05Config(weights=str(folder), hidden=16).build(SEEING)
+    (folder / "config.json").unlink()
+    shutil.copytree(folder / "assets" / "trossen", folder / "assets" / "droid")  # as in openpi's base models
+    assert settings.read(folder, "pi05", adaptive=None).model.chunk_size == 50
+    with pytest.raises(UserError, match=r"statistics of 2 data sets; choose policy\.unnorm_key from droid, trossen"):
+        Pi05Config(weights=str(folder), hidden=16).build(SEEING)
 
 
 def changed(folder: Path, **arrays: np.ndarray | None) -> None:
@@ -353,6 +359,10 @@ def test_other_folders_and_a_missing_package_are_one_line(tmp_path: Path, monkey
         Pi0Config(weights=str(folder), hidden=16).build(SEEING)
     with pytest.raises(UserError, match="params are arrays without statistics; name the folder that holds both"):
         Pi05Config(weights=str(folder / "params"), hidden=16).build(SEEING)
+    (folder / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"cannot read config\.json"):  # as for openpi, it comes before the arrays
+        Pi05Config(weights=str(folder), hidden=16).build(SEEING)
+    (folder / "model.safetensors").unlink()
     monkeypatch.setitem(sys.modules, "tensorstore", None)
     with pytest.raises(UserError, match=re.escape("tensorstore is not installed: pip install 'embodied-rl[orbax]'")):
         Pi05Config(weights=str(folder), hidden=16).build(SEEING)
