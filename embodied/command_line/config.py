@@ -78,7 +78,7 @@ def compose(
             choices_now = {group: chosen[group] for group in groups if chosen[group] is not None}
             _check_chosen(overrides, choices_now, groups)
             overrides = [_member(override, composed) for override in overrides]
-            if groups and not saved:  # a run recorded its options; those that are newer keep the defaults of their class
+            if groups and not saved:  # of a run, options that it did not record keep the defaults of their class
                 published = dict(each.split("=", 1) for each in overrides).get("policy.weights", "null") != "null"
                 _store("settings", settings(choices_now, published=published), package="_global_")
             plain = [override for override in overrides if _names_folder(override, groups)]

@@ -127,6 +127,7 @@ class Search:
         """Run the missing tries; returns their table, with the command of the best one.
 
         Raises:
+            UserError: if no try has a score.
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once the running try has saved.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -143,7 +144,11 @@ class Search:
         return self.summary()
 
     def summary(self) -> str:
-        """Table of all tries, the best first, and the command of the best one."""
+        """Table of all tries, the best first, and the command of the best one.
+
+        Raises:
+            UserError: if none has a score.
+        """
         rows = [(number, each) for number, each in enumerate(self.tries) if each.done]
         rows.sort(key=lambda row: -_score(row[1]))
         header = ["try", *self.distributions, "score", "95% interval", "min"]
@@ -158,7 +163,8 @@ class Search:
         ]
         number, best = rows[0]
         if best.score is None:
-            return f"{table(header, lines)}\n\nNo try has ended with a score."
+            log.info(table(header, lines))
+            raise UserError(f"no try has a score; {self.name}/{NAME} has the error of each, choose other tune.options")
         arguments = [each for each in self.arguments if each.partition("=")[0] not in self.distributions or not number]
         options = self._typed(best) if number else []
         return (

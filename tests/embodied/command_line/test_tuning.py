@@ -96,6 +96,14 @@ def test_tries_begin_with_the_settings_of_the_command_and_fail_below_every_score
     assert "rate" not in json.loads((runs.path.parent / "out" / "0" / "report.json").read_text())["options"]
 
 
+def test_a_search_without_any_score_is_an_error(runs: Runs) -> None:
+    runs.path.write_text(PROGRAM.replace("rate > 0.9", "rate > 0.0"))
+    with pytest.raises(UserError, match=r"no try has a score; .*out/tune\.json has the error of each"):
+        runs.search(2, "task=a").run()
+    rows = json.loads((runs.path.parent / "out" / "tune.json").read_text())["tries"]
+    assert [row["score"] for row in rows] == [None, None]
+
+
 def test_a_stopped_search_draws_as_an_uninterrupted_one(runs: Runs) -> None:
     whole = runs.search(6, name="whole")
     whole.run()

@@ -43,7 +43,8 @@ INTEGERS = [(Weights.int16, kind) for kind in ("recurrent", "attention", "chunks
 INTEGERS += [(Weights.int8, kind) for kind in ("attention", "chunks")]
 EXPORTS = [(Weights.float32, kind) for kind in KINDS] + INTEGERS
 SPECS["history"] = STATE | {"action_history": TensorSpec((12,), unit="1")}
-CONFIGS["history"] = MLPConfig(hidden=[16])
+SPECS["pairs"] = SPECS["history"]  # of four rotors' actions, two of which are decided at once
+CONFIGS["history"] = CONFIGS["pairs"] = MLPConfig(hidden=[16])
 
 
 def contract(kind: str) -> Contract:
@@ -51,7 +52,8 @@ def contract(kind: str) -> Contract:
     if kind == "chunks":
         action = TensorSpec((5,), unit="rad", low=(-1.0, -0.1, 0.0, 2.0, -50.0), high=(1.0, 0.1, 1.0, 2.5, 10.0))
         return Contract(observation, action, 0.02, horizon=3, executed=2)
-    return Contract(observation, ROTORS, 0.01)
+    count = 2 if kind == "pairs" else 1
+    return Contract(observation, ROTORS, 0.01, horizon=count, executed=count)
 
 
 def observations(contract: Contract, count: int, seed: int = 0) -> TensorDict:

@@ -204,6 +204,38 @@ def test_a_heading_turns_the_frame_of_the_policy(tmp_path: Path, exported):
     assert without != expected
 
 
+def test_a_chunk_is_flown_action_by_action_and_measurements_are_checked_in_between(tmp_path: Path):
+    export(make("pairs"), Export(Target.c), tmp_path / "export")
+    positions = ["0.1", "0.2", "0.3", "nan", "0.4", "0.1", *["nan"] * 51]
+    rows = [line(10 * step, position=position) for step, position in enumerate(positions)]
+    rows[5] = line(50, OFF)  # within a chunk, of which nothing is left after it
+    health, *said = fly(tmp_path / "export", "\n".join(rows))
+    assert health == [1.0]
+    policy, first = make("pairs"), torch.full((4,), -1.0)
+
+    def chunk(past: list[torch.Tensor], position: float) -> list[torch.Tensor]:
+        parts = {"position": torch.tensor([position, 0.1, -0.2]) if position else torch.zeros(3)}
+        parts |= {"rotation": torch.eye(3).flatten(), "velocity": torch.tensor([0.3, 0.0, 0.0])}
+        parts |= {"angular_velocity": torch.zeros(3), "action_history": torch.cat(past[-3:])}
+        actions = policy.act(
+            TensorDict({key: part.unsqueeze(0) for key, part in parts.items()}, [1]), deterministic=True
+        )
+        return list(actions.actions[0])
+
+    flown = [first] * 3
+    for position in (0.1, 0.3, 0.4):  # the second position and the lost fourth one come within a chunk
+        flown += chunk(flown, position)
+    forces = [(0.5 * (action + 1.0)).square() for action in flown[3:8]]
+    torch.testing.assert_close(torch.tensor(said)[:5, :4], torch.stack(forces), atol=2e-6, rtol=0.0)
+    assert said[5][-1] == PID
+    again = [first] * 3
+    for _ in range(25):
+        again += chunk(again, 0.0)
+    forces = [(0.5 * (action + 1.0)).square() for action in again[3:53]]
+    torch.testing.assert_close(torch.tensor(said)[6:56, :4], torch.stack(forces), atol=2e-6, rtol=0.0)
+    assert said[56][:4] == [0.0] * 4  # half a second without a position
+
+
 def test_where_it_does_not_fit_it_says_why(tmp_path: Path):
     record = export(make("attention"), Export(Target.c), tmp_path / "attention")
     assert record["examples"]["crazyflie"] == "the state estimate has no neighbours (6, 7) in m world"

@@ -192,6 +192,6 @@ def test_layers_that_do_not_fit_are_refused():
         env.unroll(policy(22), 0)
     chunked = QuadrotorEnvironment(2, executed=2)
     chunked.reset()
-    with pytest.raises(ValueError, match="use task.executed=1"):
+    with pytest.raises(ValueError, match=r"use task\.executed=1"):
         chunked.unroll(policy(22), 3)
     assert module.MAX_LAYERS == 8

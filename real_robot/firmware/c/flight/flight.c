@@ -14,24 +14,26 @@
 
 static int unknown; /* actions in a row without whole measurements */
 static float level[POLICY_INPUTS]; /* what stands in for measurements: no error, no motion, the last attitude */
-static float history[@HISTORY@][POLICY_OUTPUTS]; /* actions, oldest first */
+static float history[@HISTORY@][FLIGHT_ROTORS]; /* actions, oldest first */
+static float chunk[POLICY_OUTPUTS]; /* what the policy decided last */
+static int used; /* actions of the chunk */
 
 static void remember(const float *action)
 {
   for (int age = 0; age + 1 < @HISTORY@; age++) {
-    for (int i = 0; i < POLICY_OUTPUTS; i++) {
+    for (int i = 0; i < FLIGHT_ROTORS; i++) {
       history[age][i] = history[age + 1][i];
     }
   }
-  for (int i = 0; i < POLICY_OUTPUTS; i++) {
+  for (int i = 0; i < FLIGHT_ROTORS; i++) {
     history[@HISTORY@ - 1][i] = action[i];
   }
 }
 
 void flight_begin(void)
 {
-  float first[POLICY_OUTPUTS];
-  for (int i = 0; i < POLICY_OUTPUTS; i++) {
+  float first[FLIGHT_ROTORS];
+  for (int i = 0; i < FLIGHT_ROTORS; i++) {
     first[i] = POLICY_FIRST_ACTION;
   }
   policy_reset();
@@ -47,6 +49,7 @@ void flight_begin(void)
   }
 #endif
   unknown = 0;
+  used = POLICY_ACTIONS;
 }
 
 bool flight_whole(void)
@@ -98,16 +101,27 @@ static void observe(float *observation, const struct flight_state *state)
 @OBSERVE@
 }
 
-bool flight_act(const struct flight_state *state, float action[POLICY_OUTPUTS])
+/* Whether there is a next action: one of the chunk, or of a new one. */
+static bool decided(const float *observation)
+{
+  if (used == POLICY_ACTIONS) {
+    if (policy_act(observation, chunk) != POLICY_OK) {
+      return false;
+    }
+    used = 0;
+  }
+  return true;
+}
+
+bool flight_act(const struct flight_state *state, float action[FLIGHT_ROTORS])
 {
   float observation[POLICY_INPUTS];
   observe(observation, state);
-  const bool valid = usable(observation) && policy_act(observation, action) == POLICY_OK;
-  if (!valid) {
-    for (int i = 0; i < POLICY_OUTPUTS; i++) {
-      action[i] = -1.0f;
-    }
+  const bool valid = usable(observation) && decided(observation);
+  for (int i = 0; i < FLIGHT_ROTORS; i++) {
+    action[i] = valid ? chunk[used * FLIGHT_ROTORS + i] : -1.0f;
   }
+  used = valid ? used + 1 : POLICY_ACTIONS;
   remember(action);
   return valid;
 }

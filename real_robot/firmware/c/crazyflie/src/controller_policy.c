@@ -27,7 +27,7 @@
 static bool healthy;
 static bool flying;
 static bool lost; /* until a set-point switches the motors off */
-static float forces[POLICY_OUTPUTS];
+static float forces[FLIGHT_ROTORS];
 
 void appMain(void)
 {
@@ -106,24 +106,24 @@ void controllerOutOfTree(control_t *control, const setpoint_t *setpoint, const s
   }
   if (!healthy || lost) {
     flying = false;
-    for (int i = 0; i < POLICY_OUTPUTS; i++) {
+    for (int i = 0; i < FLIGHT_ROTORS; i++) {
       forces[i] = 0.0f;
     }
   } else if (!flying || stabilizerStep % STEPS_PER_ACTION == 0) {
     const struct flight_state seen = relative(setpoint, sensors, state);
-    float action[POLICY_OUTPUTS];
+    float action[FLIGHT_ROTORS];
     if (!flying) {
       flight_begin();
     }
     flying = true;
     lost = !flight_act(&seen, action);
-    for (int i = 0; i < POLICY_OUTPUTS; i++) { /* rotor speed, linear in the action; thrust goes with its square */
+    for (int i = 0; i < FLIGHT_ROTORS; i++) { /* rotor speed, linear in the action; thrust goes with its square */
       const float speed = 0.5f * (action[i] + 1.0f);
       forces[i] = speed * speed;
     }
   }
   control->controlMode = controlModeForce;
-  for (int i = 0; i < POLICY_OUTPUTS; i++) {
+  for (int i = 0; i < FLIGHT_ROTORS; i++) {
     control->normalizedForces[i] = forces[i];
   }
 }
