@@ -105,6 +105,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _parts(layout: Layout, array: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in an `array` by name."""
     stacked, split = layout.axes[0] in STACKED, len(layout.tensors) > 1
     axes = layout.axes[stacked + split :]
     for index, layer in enumerate(array if stacked else (array,)):
@@ -145,7 +146,7 @@ def _stores(folder: Path) -> tuple[Stores, bool]:
         try:
             stores[name] = tensorstore.open(_spec(folder / ARRAYS, key, fields), context=context, read=True).result()
         except (ValueError, OSError) as error:
-            raise _damaged(folder, name) from error
+            raise _damaged(folder, name, error) from error
         if (kind := stores[name].dtype.name) not in FLOATS:
             raise UserError(f"expected arrays of type {', '.join(sorted(FLOATS))}, got {kind} of {name} in {folder}")
     return stores, adaptive
@@ -155,11 +156,10 @@ def _spec(arrays: Path, key: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Tensorstore's description of the array `key` in the folder `arrays`, with the `fields` of its tree."""
     files = {"driver": "file", "path": f"{arrays.resolve()}/"}
     in_store = (arrays / MANIFEST).is_file()
+    store = {"driver": "ocdbt", "base": files, "path": f"{key}/"}
     return {
         "driver": "zarr3" if fields.get("use_zarr3") else "zarr",
-        "kvstore": {"driver": "ocdbt", "base": files, "path": f"{key}/"}
-        if in_store
-        else files | {"path": f"{files['path']}{key}/"},
+        "kvstore": store if in_store else files | {"path": f"{files['path']}{key}/"},
         # Orbax writes all chunks since it says so here; before, a chunk of zeros was left out
         "fill_missing_data_reads": not fields.get("store_array_data_equal_to_fill_value"),
     }
@@ -181,15 +181,17 @@ def _sizes(folder: Path, stores: Stores, layouts: dict[str, Layout]) -> dict[str
     """
     sizes: dict[str, int] = {}
     for name, layout in layouts.items():
-        shape = stores[name].shape
-        expected = [_expected(axis, size, sizes) for axis, size in zip(layout.axes, shape, strict=False)]
-        if len(shape) != len(layout.axes) or list(shape) != expected:
-            axes = " x ".join(layout.axes)
-            raise UserError(f"{folder}: expected {name} of shape {axes} = {expected}, got {list(shape)}")
+        shape = list(stores[name].shape)
+        if len(shape) != len(layout.axes):
+            raise UserError(f"{folder}: expected {name} of {len(layout.axes)} axes, got the shape {shape}")
+        expected = [_expected(axis, size, sizes) for axis, size in zip(layout.axes, shape, strict=True)]
+        if shape != expected:
+            raise UserError(f"{folder}: expected {name} of shape {expected}, which fits the others, got {shape}")
     return sizes
 
 
 def _expected(axis: str, size: int, sizes: dict[str, int]) -> int:
+    """Size of an `axis` by `sizes`, to which the `size` of an array is added if its letter is new."""
     if axis.isdigit():
         return int(axis)
     factor, base = MULTIPLES.get(axis, (1, axis))
@@ -200,14 +202,15 @@ def _read(folder: Path, name: str, store: Any) -> Tensor:  # noqa: ANN401 - of t
     try:
         array = store.read().result()
     except (ValueError, OSError) as error:
-        raise _damaged(folder, name) from error
+        raise _damaged(folder, name, error) from error
     if array.dtype.name == "bfloat16":  # a type that torch does not take from numpy
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def _damaged(folder: Path, name: str) -> UserError:
-    return UserError(f"{folder}: the array {name} is damaged, or not whole: download the checkpoint again")
+def _damaged(folder: Path, name: str, error: Exception) -> UserError:
+    reason = str(error).partition(":")[0]  # tensorstore begins with a code, and goes on for many lines
+    return UserError(f"{folder}: the array {name} is damaged, or not whole ({reason}): download the checkpoint again")
 
 
 def _layouts(adaptive: bool) -> dict[str, Layout]:

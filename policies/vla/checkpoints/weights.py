@@ -137,7 +137,8 @@ def load_tokenizer(option: str, folder: Path, elsewhere: str, kind: str) -> Any:
 def check_files(option: str, folder: Path, kind: str) -> set[str]:
     """Check that there is a configuration, and that the weights are complete; returns the tensors' names.
 
-    While a run is only planned, weights are not looked for, and there are no names; nor are there of arrays of JAX.
+    There are no names while a run is only planned, which looks for no weights, and of arrays of JAX, which are checked
+    where their sizes are read.
 
     Raises:
         UserError: for missing or damaged files, and where transformers is missing.
@@ -148,7 +149,6 @@ def check_files(option: str, folder: Path, kind: str) -> set[str]:
     messages.disable_progress_bar()
     if not settings.has_fields(folder):
         raise UserError(f"{option}: cannot read {CONFIG} as that of a {kind} (No such file or directory)")
-    # arrays of JAX are checked where their sizes are read
     return set() if planned() or openpi_jax.is_checkpoint(folder) else _check_files(option, folder)
 
 

@@ -23,7 +23,7 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 
 from embodied.errors import UserError
 from policies.vla.adaptive import Pi05Model
-from policies.vla.checkpoints import openpi_jax, settings, starting_points
+from policies.vla.checkpoints import openpi_jax, settings, starting_points, statistics
 from policies.vla.checkpoints.openpi_publishing import HEAD, UNREAD_HEAD, own_sizes
 from policies.vla.checkpoints.publishing import publish
 from policies.vla.checkpoints.weights import _renamed, fill, published
@@ -187,7 +187,7 @@ def test_the_published_size_has_the_tensors_of_openpi_and_the_default_configurat
     own, default = options.model.to_dict(), PI0Config().to_dict()
     del default["vlm_config"]["vision_config"]["vocab_size"]  # which no vision model reads
     assert own == default
-    with pytest.raises(UserError, match="is damaged, or not whole: download the checkpoint again"):
+    with pytest.raises(UserError, match="is damaged, or not whole"):
         next(openpi_jax.tensors(tmp_path))  # no array has been written
 
 
@@ -316,23 +316,26 @@ def truncate(folder: Path) -> None:
         ),
         (
             lambda at: changed(at, PaliGemma__llm__layers__mlp_1__linear=numbered((2, 5, 3))),
-            "expected PaliGemma.llm.layers.mlp_1.linear of shape L x G x E = [2, 4, 3], got [2, 5, 3]",
+            "expected PaliGemma.llm.layers.mlp_1.linear of shape [2, 4, 3], which fits the others, got [2, 5, 3]",
         ),
         (
             lambda at: changed(at, action_time_mlp_in__kernel=numbered((3, 3))),
-            "expected action_time_mlp_in.kernel of shape Y x E = [6, 3], got [3, 3]",
+            "expected action_time_mlp_in.kernel of shape [6, 3], which fits the others, got [3, 3]",
         ),
         (
             lambda at: changed(at, PaliGemma__img__pos_embedding=numbered((4, 6))),
-            "expected PaliGemma.img.pos_embedding of shape 1 x S x V",
+            "expected PaliGemma.img.pos_embedding of 3 axes, got the shape [4, 6]",
         ),
         (
             lambda at: changed(at, state_proj__bias=np.zeros(3, np.int32)),
             "expected arrays of type bfloat16, float16, float32, float64, got int32 of state_proj.bias in",
         ),
         (lambda at: (at / "params" / "_METADATA").write_text("[]"), "_METADATA is damaged; download the checkpoint"),
-        (lambda at: (at / "params" / "manifest.ocdbt").write_bytes(b""), "is damaged, or not whole: download"),
-        (truncate, "is damaged, or not whole: download the checkpoint again"),
+        (
+            lambda at: (at / "params" / "manifest.ocdbt").write_bytes(b""),
+            "is damaged, or not whole (DATA_LOSS): download",
+        ),
+        (truncate, "is damaged, or not whole ("),
         (lambda at: spoil(at, np.nan), "infinity or not a number in embed_action_time.state_proj.bias; download"),
     ],
 )
@@ -349,7 +352,7 @@ def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, damage, message: st
 def test_a_chunk_that_was_not_downloaded_is_no_zeros(tmp_path: Path) -> None:
     source(tmp_path, "pi0", ocdbt=False)
     (tmp_path / "params" / "params.action_in_proj.kernel" / "0.0").unlink()
-    with pytest.raises(UserError, match=r"the array action_in_proj\.kernel is damaged, or not whole"):
+    with pytest.raises(UserError, match=r"array action_in_proj\.kernel is damaged, or not whole \(NOT_FOUND\)"):
         published(str(tmp_path))
 
 
@@ -403,6 +406,7 @@ def test_openpi_s_own_models_have_the_same_velocities(tmp_path: Path) -> None:
                 x for x, value in expected.items() if not torch.equal(tensors[x], value.bfloat16() if lower else value)
             ] == []
             assert settings.read(folder, kind, adaptive=None).model.dit_config.hidden_size == 40
+        assert len(statistics.read(tmp_path / kind / "training/1", (settings.MODES[kind],) * 2)["state_mean"]) == 5
         first, chunk = velocity(tmp_path / kind / "training/1", kind, inputs)
         for name, own in (("velocity", first), ("actions", chunk)):
             difference = float((own - inputs[name]).abs().max() / inputs[name].std())
