@@ -64,6 +64,8 @@ def read(weights: str) -> StartingPoint | None:
         if kind == "pi0":
             size = fields.get("chunk_size", STEPS)
             return StartingPoint(weights, kind, "transformers", size, size, len(CAMERAS))
+    except UserError:
+        raise
     except UNREADABLE as error:
         raise UserError(f"{weights}: cannot read {CONFIG} as that of published weights ({reason(error)})") from error
     raise UserError(

@@ -367,8 +367,10 @@ def test_other_folders_and_a_missing_package_are_one_line(tmp_path: Path, monkey
         Pi05Config(weights=str(folder), hidden=16).build(SEEING)
     (folder / "model.safetensors").unlink()
     monkeypatch.setitem(sys.modules, "tensorstore", None)
-    with pytest.raises(UserError, match=re.escape("tensorstore is not installed: pip install 'embodied-rl[orbax]'")):
-        Pi05Config(weights=str(folder), hidden=16).build(SEEING)
+    message = "tensorstore is not installed: pip install 'embodied-rl[orbax]'"
+    for read in (starting_points.read, lambda weights: Pi05Config(weights=weights, hidden=16).build(SEEING)):
+        with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+            read(str(folder))
 
 
 def velocity(folder: Path, kind: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
