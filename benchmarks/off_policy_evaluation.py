@@ -65,18 +65,20 @@ class Deployed:
 
 
 def checkpoints(logs: Logs, args: argparse.Namespace, seed: int) -> list[TrainablePolicy]:
-    """The untrained policy, and policies after one gradient step to all, evenly on a logarithmic scale."""
+    """The untrained policy, and policies after equal numbers of gradient steps."""
     kind, config = ROWS[args.row]
+    options = CHOSEN.get(args.task, {}).get(args.row, {})
     seeding.seed_everything(seed)
     env = logs.environment(args.envs)
     policy = logs.policies[kind].build(env.contract)
     env.close()
     policy.fit(*logs.episodes.by_weight())
-    learner = config(steps=args.steps, batch=args.batch).build(policy, seeding.generator(seed, "offline"))
+    learning = with_options(config(steps=args.steps, batch=args.batch), options)
+    learner = learning.build(policy, seeding.generator(seed, "offline"))
     saved = [copy.deepcopy(policy)]
     for number in range(1, args.policies):
-        due = round(args.steps ** (number / (args.policies - 1)))
-        learner.fit(logs.episodes, max(1, due - learner.gradient_steps))
+        due = round(args.steps * number / (args.policies - 1))
+        learner.fit(logs.episodes, due - learner.gradient_steps)
         saved.append(copy.deepcopy(policy))
     return saved
 
@@ -224,6 +226,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.policies < 2:
         parser.error("expected --policies of at least 2")
+    if args.policies > args.steps:
+        parser.error("expected --policies of at most --steps")
     args.row = args.row or ("mlp, ReBRAC" if args.task == "reach" else "IQL")
     args.folder.mkdir(parents=True, exist_ok=True)
     return args
