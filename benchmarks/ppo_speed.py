@@ -19,7 +19,8 @@ Ours keeps freed memory as `train.py` does (`keep_freed_memory`; not with `--pla
 of a pair, each in its own process, alternate iterations in one thread until each has had `seconds` of CPU time, or made
 `steps` control steps; then the next seed follows. Steps are reported per CPU-second of the whole loop, environments
 included, and separately without the environments; the ratio is ours over the other's. Returns are means of the episodes
-that ended within the last fifth.
+that ended within the last fifth: those of 16 HalfCheetahs all end after 16,000, 32,000, ... steps, so that 30,000 steps
+have no return, and 33,000 have one.
 """
 
 from __future__ import annotations
