@@ -90,7 +90,11 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
         "CO-RFT": {"distillation": 1000.0, "sft.learning_rate": 1e-3},
         "squashed, imitation of successes": {"weight_decay": 1e-2},
         "squashed, ReBRAC": {"actor_bc": 10.0},
-    }
+    },
+    "cube-single-play": {  # as in the tables of arXiv 2502.02538
+        "squashed, ReBRAC": {"actor_bc": 1.0, "critic_bc": 0.0},
+        "FQL": {"distillation": 300.0},
+    },
 }
 """Options of the learner, and of its policy ("policy.NAME"), by task and row."""
 TRIES: dict[str, list[dict[str, Any]]] = {
