@@ -99,7 +99,7 @@ def track(args: argparse.Namespace, seed: int) -> Problem:
 
     # analytic gradients pass through single control steps
     log = logged(environment(64, heavier, "train", executed=1), args.pretraining, args.log_steps, seed)
-    # those of algorithm=sac on quadrotor_hover, whose targets are returns of eight decisions
+    # those of algorithm=sac on quadrotor_hover
     options: dict[str, Any] = {"hidden": [64, 64], "minibatch": 256, "discount": 0.98, "averaging": 0.02}
     options |= {"learning_rate": 1e-3, "value_learning_rate": 1e-3, "warmup": 5_000, "updates": 0.4}
     options |= {"activation": "TANH", "initial_temperature": 0.01, "target_std": 0.2, "rollout_length": 16}
