@@ -151,6 +151,7 @@ def measured(name: str, problem: Problem, updates: int, share: float, seed: int)
         [round(float(each), 3) for each in of.success.float().mean(1)] for of in (result, simulated)
     )
     means = {key: float(values.nanmean()) for key, values in result.metrics.items()}
+    means = {key: value if math.isfinite(value) else None for key, value in means.items()}
     logged = {key: round(value, 3) for key, value in metrics.items() if math.isfinite(value)}
     return {
         "success": tasks,
