@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,18 +195,19 @@ def fill(native: nn.Module, option: str, folder: Path, kind: str, renamed: Calla
     missing_names = set(weights)
     others = []
     with reading(f"{option}: cannot read the weights"):
-        for name, value in _tensors(folder):
+        for name, read in _tensors(folder):
             own_name = renamed(name)
             if own_name in HEADS:  # if both exist, LeRobot and openpi read the embedding
                 own_name = EMBEDDING if EMBEDDING in missing_names else ""
             if own_name in weights:
-                expected = weights[own_name].shape
+                value, expected = read(), weights[own_name].shape
                 if value.shape != expected:
                     others.append((own_name, list(value.shape), list(expected)))
                 else:
                     weights[own_name].copy_(value)
                 missing_names.discard(own_name)
-            del value  # otherwise it holds the memory of stacked layers while the next are read
+                del value  # otherwise it holds the memory of stacked layers while the next are read
+            del read
     if missing := sorted(missing_names):
         raise UserError(f"{option} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
     if others:
@@ -215,15 +217,17 @@ def fill(native: nn.Module, option: str, folder: Path, kind: str, renamed: Calla
         raise UserError(f"{option} has infinity or not a number in {broken[0]}; download or export the weights again")
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in `folder` by their published names, one after the other."""
+def _tensors(folder: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Published names of the tensors in `folder`, one after the other, each with the function that reads it."""
     if openpi_jax.is_checkpoint(folder):
-        yield from openpi_jax.tensors(folder)
+        for name, value in openpi_jax.tensors(folder):
+            yield name, lambda value=value: value
+            del value
         return
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dict
-                yield name, tensors.get_tensor(name)
+                yield name, partial(tensors.get_tensor, name)
 
 
 def _renamed(name: str, *, adaptive: bool) -> str:

@@ -209,7 +209,7 @@ def test_a_chunk_is_flown_action_by_action_and_measurements_are_checked_in_betwe
     positions = ["0.1", "0.2", "0.3", "nan", "0.4", "0.1", *["nan"] * 51]
     rows = [line(10 * step, position=position) for step, position in enumerate(positions)]
     rows[5] = line(50, OFF)  # within a chunk, of which nothing is left after it
-    health, *said = fly(tmp_path / "export", "\n".join(rows))
+    health, *answers = fly(tmp_path / "export", "\n".join(rows))
     assert health == [1.0]
     policy, first = make("pairs"), torch.full((4,), -1.0)
 
@@ -226,14 +226,14 @@ def test_a_chunk_is_flown_action_by_action_and_measurements_are_checked_in_betwe
     for position in (0.1, 0.3, 0.4):  # the second position and the lost fourth one come within a chunk
         flown += chunk(flown, position)
     forces = [(0.5 * (action + 1.0)).square() for action in flown[3:8]]
-    torch.testing.assert_close(torch.tensor(said)[:5, :4], torch.stack(forces), atol=2e-6, rtol=0.0)
-    assert said[5][-1] == PID
+    torch.testing.assert_close(torch.tensor(answers)[:5, :4], torch.stack(forces), atol=2e-6, rtol=0.0)
+    assert answers[5][-1] == PID
     again = [first] * 3
     for _ in range(25):
         again += chunk(again, 0.0)
     forces = [(0.5 * (action + 1.0)).square() for action in again[3:53]]
-    torch.testing.assert_close(torch.tensor(said)[6:56, :4], torch.stack(forces), atol=2e-6, rtol=0.0)
-    assert said[56][:4] == [0.0] * 4  # half a second without a position
+    torch.testing.assert_close(torch.tensor(answers)[6:56, :4], torch.stack(forces), atol=2e-6, rtol=0.0)
+    assert answers[56][:4] == [0.0] * 4  # half a second without a position
 
 
 def test_where_it_does_not_fit_it_says_why(tmp_path: Path):

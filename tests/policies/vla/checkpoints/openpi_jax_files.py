@@ -56,14 +56,14 @@ def arrays_of(native: nn.Module, kind: str) -> dict[str, np.ndarray]:
     """Arrays that openpi would have of our model, in float32."""
     weights = {name: value.numpy() for name, value in native.state_dict().items()}
     config = native.config
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
 
     def stack(name: str, count: int, change: Callable[[np.ndarray], np.ndarray] = np.transpose) -> np.ndarray:
         return np.stack([change(weights[name.format(index)]) for index in range(count)])
 
     def dense(array: str, own: str, count: int = 0) -> None:
-        found[f"{array}.kernel"] = stack(f"{own}.weight", count) if count else weights[f"{own}.weight"].T
-        found[f"{array}.bias"] = stack(f"{own}.bias", count) if count else weights[f"{own}.bias"]
+        arrays[f"{array}.kernel"] = stack(f"{own}.weight", count) if count else weights[f"{own}.weight"].T
+        arrays[f"{array}.bias"] = stack(f"{own}.bias", count) if count else weights[f"{own}.bias"]
 
     language, vision = "model.vlm.language_model.", "model.vlm.vision_tower."
     for expert, own, sizes in (("", language, config.vlm_config.text_config), ("_1", "model.dit.", config.dit_config)):
@@ -71,15 +71,15 @@ def arrays_of(native: nn.Module, kind: str) -> dict[str, np.ndarray]:
         layer = own + "layers.{}."
         rows = lambda x, head=head: x.reshape(-1, head, x.shape[1]).transpose(0, 2, 1)  # noqa: E731
         columns = lambda x, head=head: x.T.reshape(-1, head, x.shape[0])  # noqa: E731
-        found[f"{LAYERS}attn.q_einsum{expert}.w"] = stack(f"{layer}self_attn.q_proj.weight", count, rows)
-        found[f"{LAYERS}attn.kv_einsum{expert}.w"] = np.stack(
+        arrays[f"{LAYERS}attn.q_einsum{expert}.w"] = stack(f"{layer}self_attn.q_proj.weight", count, rows)
+        arrays[f"{LAYERS}attn.kv_einsum{expert}.w"] = np.stack(
             [stack(f"{layer}self_attn.{part}_proj.weight", count, rows) for part in "kv"], 1
         )
-        found[f"{LAYERS}attn.attn_vec_einsum{expert}.w"] = stack(f"{layer}self_attn.o_proj.weight", count, columns)
-        found[f"{LAYERS}mlp{expert}.gating_einsum"] = np.stack(
+        arrays[f"{LAYERS}attn.attn_vec_einsum{expert}.w"] = stack(f"{layer}self_attn.o_proj.weight", count, columns)
+        arrays[f"{LAYERS}mlp{expert}.gating_einsum"] = np.stack(
             [stack(f"{layer}mlp.{part}_proj.weight", count) for part in ("gate", "up")], 1
         )
-        found[f"{LAYERS}mlp{expert}.linear"] = stack(f"{layer}mlp.down_proj.weight", count)
+        arrays[f"{LAYERS}mlp{expert}.linear"] = stack(f"{layer}mlp.down_proj.weight", count)
         norms = {"pre_attention_norm": "input_layernorm", "pre_ffw_norm": "post_attention_layernorm"}
         last = "final_norm" if expert and kind == "pi05" else f"{own}norm"
         if expert and kind == "pi05":
@@ -88,9 +88,9 @@ def arrays_of(native: nn.Module, kind: str) -> dict[str, np.ndarray]:
             dense(f"{LLM}final_norm_1.Dense_0", f"{last}.dense")
             continue
         for array, name in norms.items():
-            found[f"{LAYERS}{array}{expert}.scale"] = stack(f"{layer}{name}.weight", count)
-        found[f"{LLM}final_norm{expert}.scale"] = weights[f"{last}.weight"]
-    found[f"{LLM}embedder.input_embedding"] = weights[f"{language}embed_tokens.weight"]
+            arrays[f"{LAYERS}{array}{expert}.scale"] = stack(f"{layer}{name}.weight", count)
+        arrays[f"{LLM}final_norm{expert}.scale"] = weights[f"{last}.weight"]
+    arrays[f"{LLM}embedder.input_embedding"] = weights[f"{language}embed_tokens.weight"]
     count, heads = (
         config.vlm_config.vision_config.num_hidden_layers,
         config.vlm_config.vision_config.num_attention_heads,
@@ -98,22 +98,22 @@ def arrays_of(native: nn.Module, kind: str) -> dict[str, np.ndarray]:
     layer = vision + "encoder.layers.{}."
     for name in ("query", "key", "value"):
         part = f"{layer}self_attn.{name[0]}_proj."
-        found[f"{ATTENTION}{name}.kernel"] = stack(f"{part}weight", count, lambda x: x.T.reshape(len(x), heads, -1))
-        found[f"{ATTENTION}{name}.bias"] = stack(f"{part}bias", count, lambda x: x.reshape(heads, -1))
+        arrays[f"{ATTENTION}{name}.kernel"] = stack(f"{part}weight", count, lambda x: x.T.reshape(len(x), heads, -1))
+        arrays[f"{ATTENTION}{name}.bias"] = stack(f"{part}bias", count, lambda x: x.reshape(heads, -1))
     out = f"{layer}self_attn.out_proj."
-    found[f"{ATTENTION}out.kernel"] = stack(f"{out}weight", count, lambda x: x.T.reshape(heads, -1, len(x)))
-    found[f"{ATTENTION}out.bias"] = stack(f"{out}bias", count)
+    arrays[f"{ATTENTION}out.kernel"] = stack(f"{out}weight", count, lambda x: x.T.reshape(heads, -1, len(x)))
+    arrays[f"{ATTENTION}out.bias"] = stack(f"{out}bias", count)
     for number in (0, 1):
         dense(f"{BLOCK}MlpBlock_0.Dense_{number}", f"{layer}mlp.fc{number + 1}", count)
         for part, own in (("scale", "weight"), ("bias", "bias")):
-            found[f"{BLOCK}LayerNorm_{number}.{part}"] = stack(f"{layer}layer_norm{number + 1}.{own}", count)
-            found[f"{IMG}Transformer.encoder_norm.{part}"] = weights[f"{vision}post_layernorm.{own}"]
-    found[f"{IMG}embedding.kernel"] = weights[f"{vision}embeddings.patch_embedding.weight"].transpose(2, 3, 1, 0)
-    found[f"{IMG}embedding.bias"] = weights[f"{vision}embeddings.patch_embedding.bias"]
-    found[f"{IMG}pos_embedding"] = weights[f"{vision}embeddings.position_embedding.weight"][None]
+            arrays[f"{BLOCK}LayerNorm_{number}.{part}"] = stack(f"{layer}layer_norm{number + 1}.{own}", count)
+            arrays[f"{IMG}Transformer.encoder_norm.{part}"] = weights[f"{vision}post_layernorm.{own}"]
+    arrays[f"{IMG}embedding.kernel"] = weights[f"{vision}embeddings.patch_embedding.weight"].transpose(2, 3, 1, 0)
+    arrays[f"{IMG}embedding.bias"] = weights[f"{vision}embeddings.patch_embedding.bias"]
+    arrays[f"{IMG}pos_embedding"] = weights[f"{vision}embeddings.position_embedding.weight"][None]
     dense(f"{IMG}head", "model.vlm.multi_modal_projector.linear")
     dense("action_out_proj", "action_out_proj")
     embedding = "time_mlp_in time_mlp_out" if kind == "pi05" else "state_proj action_time_mlp_in action_time_mlp_out"
     for name in ("action_in_proj", *embedding.split()):
         dense(name, f"embed_action_time.{name}")
-    return found
+    return arrays

@@ -49,35 +49,35 @@ def shapes(kind: str, published_size: bool) -> Shapes:
     acting, hidden, action = (1024, 4096, 32) if published_size else (3, 4, 5)
     blocks, seeing, dense, eyes = (27, 1152, 4304, 16) if published_size else (2, 6, 5, 2)
     patch, patches = (14, 256) if published_size else (2, 4)
-    found: Shapes = {f"{LLM}embedder.input_embedding": (vocabulary, width)}
+    arrays: Shapes = {f"{LLM}embedder.input_embedding": (vocabulary, width)}
     for expert, size, middle in (("", width, inner), ("_1", acting, hidden)):
-        found[f"{LAYERS}attn.q_einsum{expert}.w"] = (layers, heads, size, head)
-        found[f"{LAYERS}attn.kv_einsum{expert}.w"] = (layers, 2, keys, size, head)
-        found[f"{LAYERS}attn.attn_vec_einsum{expert}.w"] = (layers, heads, head, size)
-        found[f"{LAYERS}mlp{expert}.gating_einsum"] = (layers, 2, size, middle)
-        found[f"{LAYERS}mlp{expert}.linear"] = (layers, middle, size)
+        arrays[f"{LAYERS}attn.q_einsum{expert}.w"] = (layers, heads, size, head)
+        arrays[f"{LAYERS}attn.kv_einsum{expert}.w"] = (layers, 2, keys, size, head)
+        arrays[f"{LAYERS}attn.attn_vec_einsum{expert}.w"] = (layers, heads, head, size)
+        arrays[f"{LAYERS}mlp{expert}.gating_einsum"] = (layers, 2, size, middle)
+        arrays[f"{LAYERS}mlp{expert}.linear"] = (layers, middle, size)
         for norm, stack in (
             ("layers.pre_attention_norm", (layers,)),
             ("layers.pre_ffw_norm", (layers,)),
             ("final_norm", ()),
         ):
             if kind == "pi05" and expert:
-                found[f"{LLM}{norm}{expert}.Dense_0.kernel"] = (*stack, size, 3 * size)
-                found[f"{LLM}{norm}{expert}.Dense_0.bias"] = (*stack, 3 * size)
+                arrays[f"{LLM}{norm}{expert}.Dense_0.kernel"] = (*stack, size, 3 * size)
+                arrays[f"{LLM}{norm}{expert}.Dense_0.bias"] = (*stack, 3 * size)
             else:
-                found[f"{LLM}{norm}{expert}.scale"] = (*stack, size)
+                arrays[f"{LLM}{norm}{expert}.scale"] = (*stack, size)
     for name in ("query", "key", "value"):
-        found[f"{ATTENTION}{name}.kernel"] = (blocks, seeing, eyes, seeing // eyes)
-        found[f"{ATTENTION}{name}.bias"] = (blocks, eyes, seeing // eyes)
-    found[f"{ATTENTION}out.kernel"] = (blocks, eyes, seeing // eyes, seeing)
-    found[f"{ATTENTION}out.bias"] = (blocks, seeing)
+        arrays[f"{ATTENTION}{name}.kernel"] = (blocks, seeing, eyes, seeing // eyes)
+        arrays[f"{ATTENTION}{name}.bias"] = (blocks, eyes, seeing // eyes)
+    arrays[f"{ATTENTION}out.kernel"] = (blocks, eyes, seeing // eyes, seeing)
+    arrays[f"{ATTENTION}out.bias"] = (blocks, seeing)
     for name, sizes in (("0", (seeing, dense)), ("1", (dense, seeing))):
-        found[f"{BLOCK}MlpBlock_0.Dense_{name}.kernel"] = (blocks, *sizes)
-        found[f"{BLOCK}MlpBlock_0.Dense_{name}.bias"] = (blocks, sizes[1])
-        found |= {f"{BLOCK}LayerNorm_{name}.{part}": (blocks, seeing) for part in ("scale", "bias")}
-    found |= {f"{IMG}Transformer.encoder_norm.{part}": (seeing,) for part in ("scale", "bias")}
-    found |= {f"{IMG}embedding.kernel": (patch, patch, 3, seeing), f"{IMG}embedding.bias": (seeing,)}
-    found |= {f"{IMG}pos_embedding": (1, patches, seeing)}
+        arrays[f"{BLOCK}MlpBlock_0.Dense_{name}.kernel"] = (blocks, *sizes)
+        arrays[f"{BLOCK}MlpBlock_0.Dense_{name}.bias"] = (blocks, sizes[1])
+        arrays |= {f"{BLOCK}LayerNorm_{name}.{part}": (blocks, seeing) for part in ("scale", "bias")}
+    arrays |= {f"{IMG}Transformer.encoder_norm.{part}": (seeing,) for part in ("scale", "bias")}
+    arrays |= {f"{IMG}embedding.kernel": (patch, patch, 3, seeing), f"{IMG}embedding.bias": (seeing,)}
+    arrays |= {f"{IMG}pos_embedding": (1, patches, seeing)}
     projections = {
         f"{IMG}head": (seeing, width),
         "action_in_proj": (action, acting),
@@ -89,8 +89,8 @@ def shapes(kind: str, published_size: bool) -> Shapes:
         projections |= {"state_proj": (action, acting), "action_time_mlp_in": (2 * acting, acting)}
         projections |= {"action_time_mlp_out": (acting, acting)}
     for name, sizes in projections.items():
-        found |= {f"{name}.kernel": sizes, f"{name}.bias": sizes[1:]}
-    return found
+        arrays |= {f"{name}.kernel": sizes, f"{name}.bias": sizes[1:]}
+    return arrays
 
 
 def numbered(shape: tuple[int, ...]) -> np.ndarray:
