@@ -336,6 +336,13 @@ class SteeredPolicy(TrainablePolicy):
     def steering_parameters(self) -> list[nn.Parameter]:
         """Parameters that only the small actor uses."""
 
+    def encoded(self, observation: TensorDict) -> TensorDict:
+        """Copy of `observation` [N] with features of the frozen policy in place of what it alone reads, or the same.
+
+        Learners of the small actor store observations so: the other methods read them, too, and so do critics.
+        """
+        return observation
+
     @abstractmethod
     def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
         """Chunks [N, H, A] in robot units from initial `noise` [N, G, A], without the small actor or exploration."""

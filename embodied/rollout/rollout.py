@@ -6,6 +6,7 @@ Letters: T decisions, N environments, H predicted and K executed actions, A acti
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -82,6 +83,16 @@ class Rollout:
         if self.final_observation is not None:
             following.view(-1)[self.final_rows] = self.final_observation
         return following
+
+    def encoded(self, encode: Callable[[TensorDict], TensorDict]) -> Rollout:
+        """Copy whose observations are those that `encode` returns for the observations [N] of a step."""
+        final = self.final_observation
+        return replace(
+            self,
+            observation=cast(TensorDict, torch.stack([cast(Any, encode(each)) for each in self.observation])),
+            last_observation=encode(self.last_observation),
+            final_observation=None if final is None else encode(final),
+        )
 
     @property
     def done(self) -> Tensor:

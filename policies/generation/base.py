@@ -42,6 +42,8 @@ from policies.generation.steering import Steerable, SteeringConfig
 
 SMALLEST_STD = 0.2
 """Smallest deviation for normalising actions, in half ranges, so that unseen actions stay possible."""
+ENCODED = "encoded"
+"""Observation: the actor's features."""
 CONDITION_SCALE = 4.0
 """Factor of the learned condition relative to the features, so that training learns it early."""
 
@@ -229,8 +231,19 @@ class GenerativePolicy(Steerable, RankingPolicy):
         features = self.encoder(observation)
         return features + self._positive if self.conditioned else features
 
+    @torch.no_grad()
+    def encoded(self, observation: TensorDict) -> TensorDict:
+        """See `SteeredPolicy.encoded`."""
+        if ENCODED in observation.keys():  # noqa: SIM118 - a TensorDict
+            return observation
+        features = self.actor_features(self.encoder.read(observation.to(self.device)))
+        actors_alone = set(self.encoder.reads) - {*self.value_encoder.reads, ACTION_PREFIX}
+        device = observation[self.encoder.reads[0]].device
+        return observation.exclude(*actors_alone).set(ENCODED, features.to(device))
+
     def _inputs_of(self, observation: TensorDict) -> Tensor:
-        return self.actor_features(self.encoder.read(observation))
+        encoded = observation.get(ENCODED, None)
+        return self.actor_features(self.encoder.read(observation)) if encoded is None else encoded
 
     def guided(self, predict: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         """Prediction, from `actor_features`, of a network that generates chunks, with classifier-free guidance."""

@@ -81,7 +81,7 @@ class DSRL(SAC):
     ) -> None:
         rate = config.value_learning_rate
         q = ActionValues(policy, config, rate, trains_features=not config.aliasing, contract=noise_contract(policy))
-        super().__init__(policy, config, generator, demonstrations, NoiseActor(policy), q)
+        super().__init__(policy, config, generator, demonstrations, NoiseActor(policy), q, policy.encoded)
         self.steered = policy
         self.executed = ActionValues(policy, config, rate) if config.aliasing else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -26,8 +27,9 @@ class MixedReplay(Composite):
     With `keep_interventions` the decisions in which a person acted also count as demonstrations, as in HIL-SERL (arXiv
     2410.21845): the demonstrated part of a batch is drawn from both, uniformly; while there are neither, batches have
     the learner's decisions alone. Rows of a batch are those of each store. Batches are on the policy's device, and have
-    the observations that both stores have. Learners that read no `rewards` need none in demonstrations. Errors suggest
-    the option `without` to learn without demonstrations.
+    the observations that both stores have, as `encode` returns them, which leaves alone what it has returned. Learners
+    that read no `rewards` need none in demonstrations. Errors suggest the option `without` to learn without
+    demonstrations.
 
     Raises:
         UserError: for a share of demonstrations that are missing, or lack rewards or observations that critics read.
@@ -43,8 +45,10 @@ class MixedReplay(Composite):
         *,
         keep_interventions: bool = False,
         rewards: bool = True,
+        encode: Callable[[TensorDict], TensorDict] | None = None,
     ) -> None:
         self.policy = policy
+        self._encode = encode
         self.share = share
         self.keep_interventions = keep_interventions
         self.own = EpisodeStore(capacity)
@@ -65,7 +69,7 @@ class MixedReplay(Composite):
 
     def add(self, rollout: Rollout, **values: Tensor) -> None:
         """See `EpisodeStore.add`."""
-        self.own.add(rollout, **values)
+        self.own.add(rollout if self._encode is None else rollout.encoded(self._encode), **values)
 
     def draw_imitable(self, count: int, generator: torch.Generator, *, successes: bool = True) -> tuple[Tensor, Tensor]:
         """Rows of `count` decisions that a person made, or of episodes that did not fail; none if there are none.
@@ -114,7 +118,12 @@ class MixedReplay(Composite):
         return self.own.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from `state_dict`, of which earlier releases did not encode the observations."""
+        if self._encode is not None and state["written"]:
+            decisions = state["decisions"].copy()
+            decisions["observation"] = _in_parts(self._encode, decisions["observation"])
+            finals = _in_parts(self._encode, state["finals"]) if len(state["finals"]) else state["finals"]
+            state = state | {"decisions": decisions, "finals": finals}
         self.own.load_state_dict(state)
 
     def _parts_of(self, rows: tuple[Tensor, Tensor]) -> list[tuple[EpisodeStore, Tensor]]:
@@ -122,15 +131,18 @@ class MixedReplay(Composite):
 
     def _joined(self, parts: list[TensorDict]) -> TensorDict:
         device = self.policy.device
+        parts = [part.to(device) for part in parts]
+        names = [name for name in ("observation", "next_observation") if name in parts[0]]
+        if self._encode is not None:
+            for part in parts:
+                part.update({name: self._encode(part[name]) for name in names})
         if len(parts) == 1:
-            return parts[0].to(device)
-        for name in ("observation", "next_observation"):
-            if name not in parts[0]:
-                continue
+            return parts[0]
+        for name in names:
             shared = [key for key in parts[0][name].keys() if all(key in part[name].keys() for part in parts)]  # noqa: SIM118
             for part in parts:
                 part[name] = part[name].select(*shared)
-        return cast(TensorDict, torch.cat([cast(Tensor, part.to(device)) for part in parts]))
+        return cast(TensorDict, torch.cat([cast(Tensor, part) for part in parts]))
 
     def _add_demonstrations(self, episodes: Episodes | None, without: str, rewards: bool) -> None:
         if episodes is None:
@@ -154,6 +166,11 @@ class MixedReplay(Composite):
             raise UserError(
                 f"critics read {', '.join(absent)}, which the demonstrations lack; use {without}"
             ) from error
+
+
+def _in_parts(encode: Callable[[TensorDict], TensorDict], observation: TensorDict) -> TensorDict:
+    """What `encode` returns for the `observation` [N], of which it reads a part at a time."""
+    return cast(TensorDict, torch.cat([cast(Tensor, encode(part)) for part in observation.split(256)]))
 
 
 def demonstrations_or_none_yet(

@@ -178,7 +178,10 @@ class Actor(Protocol):
 
 
 class SAC(Composite):
-    """Learner with critics `q`, and an `actor` that maximises their value and its entropy at a learned temperature."""
+    """Learner with critics `q`, and an `actor` that maximises their value and its entropy at a learned temperature.
+
+    Observations are stored as `encode` returns them.
+    """
 
     starts = None
     collector: Callable[..., Collector] = Collector
@@ -191,6 +194,7 @@ class SAC(Composite):
         demonstrations: Episodes | None,
         actor: Actor,
         q: ActionValues | None = None,
+        encode: Callable[[TensorDict], TensorDict] | None = None,
     ) -> None:
         self.policy = policy
         self.config = config
@@ -215,6 +219,7 @@ class SAC(Composite):
             demonstrations,
             config.without_demonstrations,
             keep_interventions=config.keep_interventions,
+            encode=encode,
         )
         self.gradient_steps = 0
 

@@ -12,11 +12,13 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
+from embodied.policy import Steering
 from embodied.text import encode, text_spec
 from policies.diffusion import DiffusionConfig
 from policies.encoders.base import EncoderKind
 from policies.encoders.libero import ObjectEncoder
 from policies.flow import FlowConfig
+from policies.generation.steering import SteeringConfig
 from policies.vision.augmentation import PictureChanges, recoloured, shifted
 from policies.vision.backbones import Backbone, SpatialCNN, VisionConfig, backbone
 from policies.vision.encoder import WORD_WIDTH, PictureEncoder
@@ -185,6 +187,23 @@ def test_an_advantage_that_reads_objects_chooses_while_exploring_and_not_on_a_ro
     assert torch.equal(policy.act(blind, deterministic=True).actions, alone)
     policy.act(blind, generator=torch.Generator().manual_seed(0))
     assert asked == [(6, 3)]
+
+
+def test_encoded_observations_have_features_in_place_of_pictures_that_the_critic_does_not_read() -> None:
+    from sims.libero.observation import contract
+
+    told = contract(8, 4, 16)
+    steering = SteeringConfig(kind=Steering.RESIDUAL)
+    policy = FlowConfig(width=16, vision=SMALL, steering=steering).build(told)
+    observation = libero_seen(told, 6)
+    policy.fit(observation, torch.rand(6, 8, 7) - 0.5)
+    encoded = policy.encoded(observation)
+    assert not {key for key in encoded.keys() if told.observation.get(key) and told.observation[key].is_picture}  # noqa: SIM118
+    noise = torch.randn(6, *policy.steering_noise_shape)
+    assert torch.equal(policy.steered(encoded, noise)[0], policy.steered(observation, noise)[0])
+    assert torch.equal(policy.generate(encoded, noise[:, :8]), policy.generate(observation, noise[:, :8]))
+    assert torch.equal(policy.features(encoded), policy.features(observation))
+    assert policy.encoded(encoded) is encoded
 
 
 def test_the_advantage_that_reads_objects_learns_from_them_and_leaves_the_actor_alone() -> None:

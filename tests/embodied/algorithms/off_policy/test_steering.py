@@ -9,6 +9,7 @@ import torch
 from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.off_policy.dsrl import DSRL, DSRLConfig
+from embodied.algorithms.off_policy.replay import MixedReplay
 from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import SAC, SACConfig
 from embodied.algorithms.on_policy.ppo import PPOConfig
@@ -20,7 +21,7 @@ from embodied.policy import INITIAL_NOISE, Steering
 from embodied.rollout.rollout import Collector
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
-from policies.generation.base import GenerativePolicy
+from policies.generation.base import ENCODED, GenerativePolicy
 from policies.generation.steering import SteeringConfig
 from tests.embodied.algorithms.off_policy.test_sac import episodes
 from tests.embodied.reach import Reach
@@ -104,6 +105,52 @@ def test_resumed_updates_equal_uninterrupted_ones(name: str) -> None:
     assert metrics == other.update(rollout, 0.0)
     for a, b in zip(policy.parameters(), other_policy.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_frozen_policy_encodes_each_observation_once(name: str) -> None:
+    policy, learner, collector = make(name, updates=0.05, demonstration_share=0.0)
+    encoded = 0
+
+    def count(_: object, inputs: tuple[torch.Tensor, ...], __: object) -> None:
+        nonlocal encoded
+        encoded += len(inputs[0])
+
+    rollouts = [collector.collect(8) for _ in range(3)]
+    policy.encoder.register_forward_hook(count)
+    metrics = [learner.update(rollout, 0.0) for rollout in rollouts]
+    assert metrics[-1]["value_loss"] > 0.0
+    ends = [0 if rollout.final_observation is None else len(rollout.final_observation) for rollout in rollouts]
+    assert encoded == 3 * (8 + 1) * 32 + sum(ends)
+
+
+def test_features_of_a_batch_are_those_of_its_observations_demonstrations_too() -> None:
+    policy, learner, collector = make("residual")
+    replay = MixedReplay(policy, 500, 0.5, episodes(), encode=policy.encoded)
+    replay.add(collector.collect(8))
+    batch = replay.transitions(replay.draw(64, learner.generator), 1, 0.9)
+    for name in ("observation", "next_observation"):
+        torch.testing.assert_close(batch[name][ENCODED], policy.actor_features(batch[name]).detach())
+
+
+def test_a_replay_of_observations_as_they_were_observed_is_resumed() -> None:
+    policy, _, collector = make("residual")
+    rollouts = [collector.collect(8) for _ in range(3)]
+    states = []
+    for encode in (None, policy.encoded):
+        replay = MixedReplay(policy, 500, encode=encode)
+        for rollout in rollouts[:2]:
+            replay.add(rollout)
+        states.append(copy.deepcopy(replay.state_dict()))
+    drawn = []
+    for state in states:
+        replay = MixedReplay(policy, 500, encode=policy.encoded)
+        replay.load_state_dict(state)
+        replay.add(rollouts[2])
+        rows = replay.draw(64, torch.Generator().manual_seed(0))
+        drawn.append(replay.transitions(rows, 2, 0.9))
+    assert ENCODED in drawn[0]["next_observation"].keys()  # noqa: SIM118 - a TensorDict
+    torch.testing.assert_close(drawn[0], drawn[1])
 
 
 @pytest.mark.parametrize("options", [{}, {"entropy_in_target": True}])
