@@ -42,14 +42,10 @@ LIBERO = "libero"
 HORIZON = 50
 """Actions of a chunk in most of openpi's configurations."""
 OPENPI = {
-    "pi0": {"droid": {"action_horizon": 10}, "trossen": {"adapt_to_pi_aloha": True}},
-    "pi05": {
-        LIBERO: {"action_horizon": 10},
-        "droid": {"action_horizon": 15},
-        "trossen": {"adapt_to_pi_aloha": True},
-    },
+    "pi0": {"droid": {"action_horizon": 10}},
+    "pi05": {LIBERO: {"action_horizon": 10}, "droid": {"action_horizon": 15}},
 }
-"""Fields of openpi's other configurations, by kind and data set; "trossen" is that of ALOHA."""
+"""Fields of openpi's other configurations, by kind and data set."""
 STEPS = 10
 """Denoising steps of LeRobot, transformers and openpi where a configuration does not name their number."""
 MODES = {"pi0": Mode.MEAN_STD, "pi05": Mode.QUANTILES, "smolvla": Mode.MEAN_STD, "pi0_fast": Mode.QUANTILES}

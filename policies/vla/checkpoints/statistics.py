@@ -29,6 +29,8 @@ DEMONSTRATIONS = "demonstrations"
 """Value of `unnorm_key` with which published statistics are not read."""
 Pairs = list[list[Any]]
 """Two statistics each of the state and of the action; [] for a file with other contents."""
+TROSSEN = "trossen"
+"""Name of the data set of ALOHA, of which openpi published models; others have "aloha" in their names."""
 UNREADABLE = OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError
 """Errors of reading missing or damaged files."""
 
@@ -70,8 +72,8 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
     `key` names one of several data sets with openpi's statistics, or is "demonstrations": then they are not read.
 
     Raises:
-        UserError: on one line that names the file, if they are damaged, not finite, or of constants only; and for
-        several without a `key`, or an unknown `key`.
+        UserError: on one line that names the file, if they are damaged, not finite, or of constants only; for several
+        without a `key`, or an unknown `key`; and for openpi's of ALOHA.
     """
     if key == DEMONSTRATIONS:
         return {}
@@ -80,7 +82,7 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
         *((path, _transformers, means) for path in sorted(folder.glob("*processor_config.json"))),
         *((path, _lerobot, modes) for pattern in NORMALIZERS for path in sorted(folder.glob(pattern))),
         *((path, _buffers, modes) for path in sorted(folder.glob("model*.safetensors"))),
-        *((path, _openpi, modes) for path in _chosen(folder, key)),
+        *((_without_turned_joints(path), _openpi, modes) for path in _chosen(folder, key)),
     ]
     for path, reader, source_modes in sources:
         names = [mode.names for mode in source_modes]
@@ -122,6 +124,20 @@ def _chosen(folder: Path, key: str | None) -> list[Path]:
     if len(paths) > 1:
         raise UserError(f"{folder} has statistics of {len(paths)} data sets; choose policy.unnorm_key from {names}")
     return paths
+
+
+def _without_turned_joints(path: Path) -> Path:
+    """The `path` of openpi's statistics.
+
+    Raises:
+        UserError: for those of ALOHA, which are of other joint angles than the robot's: openpi converts between them.
+    """
+    if path.parent.name == TROSSEN or "aloha" in path.parent.name:
+        raise UserError(
+            f"{path} is of ALOHA, whose joints openpi turns (adapt_to_pi), which is not supported;"
+            f" use policy.unnorm_key={DEMONSTRATIONS}"
+        )
+    return path
 
 
 def fitting(mean: Tensor, std: Tensor, size: int) -> tuple[Tensor, Tensor] | None:

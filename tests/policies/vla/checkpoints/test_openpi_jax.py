@@ -276,16 +276,16 @@ def test_the_data_set_tells_what_openpi_s_configurations_do(tmp_path: Path) -> N
     assert options.model.dit_config.hidden_size == 32  # of the arrays still
     (folder / "config.json").unlink()
     (folder / "assets" / "libero").rename(folder / "assets" / "trossen")
-    message = "the arrays in params as those of a pi05 (adapt_to_pi_aloha is true, and only false is supported)"
-    with pytest.raises(UserError, match=re.escape(message)):
+    turned = r"trossen/norm_stats\.json is of ALOHA, whose joints openpi turns"
+    with pytest.raises(UserError, match=turned):
         Pi05Config(weights=str(folder), hidden=16).build(SEEING)
-    (folder / "config.json").write_text(json.dumps({"adapt_to_pi_aloha": False}))
-    Pi05Config(weights=str(folder), hidden=16).build(SEEING)
-    (folder / "config.json").unlink()
+    Pi05Config(weights=str(folder), hidden=16, unnorm_key="demonstrations").build(SEEING)
     shutil.copytree(folder / "assets" / "trossen", folder / "assets" / "droid")  # as in openpi's base models
     assert settings.read(folder, "pi05", adaptive=None).model.chunk_size == 50
     with pytest.raises(UserError, match=r"statistics of 2 data sets; choose policy\.unnorm_key from droid, trossen"):
         Pi05Config(weights=str(folder), hidden=16).build(SEEING)
+    with pytest.raises(UserError, match=turned):
+        Pi05Config(weights=str(folder), hidden=16, unnorm_key="trossen").build(SEEING)
 
 
 def changed(folder: Path, **arrays: np.ndarray | None) -> None:

@@ -59,6 +59,15 @@ def test_wrong_statistics_are_one_line_that_names_the_file(tmp_path: Path, namin
     assert read(tmp_path, MEANS) == {}
 
 
+@pytest.mark.parametrize("name", ["trossen", "lerobot/aloha_sim_transfer_cube_human"])
+def test_openpi_s_statistics_of_turned_joints_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    write(tmp_path / name, "openpi")
+    with pytest.raises(UserError, match=r"joints openpi turns.*; use policy\.unnorm_key=demonstrations$"):
+        read(tmp_path, MEANS, Path(name).name)
+    assert read(tmp_path, MEANS, "demonstrations") == {}
+
+
 @pytest.mark.parametrize("naming", ["lerobot", "openpi"])
 def test_quantiles_in_the_wrong_order_are_told_by_their_element(tmp_path: Path, naming: str) -> None:
     path = write(tmp_path, naming, ("q01", "q99"), state=([0.0, 0.0], [1.0, 1.0]), action=([0.0] * 3, [1.0, 1.0, -2.0]))
