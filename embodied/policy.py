@@ -336,12 +336,13 @@ class SteeredPolicy(TrainablePolicy):
     def steering_parameters(self) -> list[nn.Parameter]:
         """Parameters that only the small actor uses."""
 
-    def encoded(self, observation: TensorDict) -> TensorDict:
-        """Copy of `observation` [N] with features of the frozen policy in place of what it alone reads, or the same.
+    @abstractmethod
+    def encoded(self, observation: TensorDict, *, generates: bool) -> TensorDict:
+        """What critics read of `observation` [N], with features of the frozen policy in place of the rest; or the same.
 
-        Learners of the small actor store observations so: the other methods read them, too, and so do critics.
+        Learners of the small actor store observations so: critics and `initial_noise` read them, too, and if the policy
+        also `generates` chunks in them, all methods.
         """
-        return observation
 
     @abstractmethod
     def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:

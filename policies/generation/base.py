@@ -38,12 +38,10 @@ from policies.encoders.choice import fit_encoders, observation_encoder
 from policies.encoders.choice_of_augmentation import AugmentedConfig, augmentation
 from policies.flat import FlatEncoder, PlainEncoder
 from policies.generation.chunk_networks import NetworkKind
-from policies.generation.steering import Steerable, SteeringConfig
+from policies.generation.steering import ENCODED, Steerable, SteeringConfig
 
 SMALLEST_STD = 0.2
 """Smallest deviation for normalising actions, in half ranges, so that unseen actions stay possible."""
-ENCODED = "encoded"
-"""Observation: the actor's features."""
 CONDITION_SCALE = 4.0
 """Factor of the learned condition relative to the features, so that training learns it early."""
 
@@ -232,14 +230,13 @@ class GenerativePolicy(Steerable, RankingPolicy):
         return features + self._positive if self.conditioned else features
 
     @torch.no_grad()
-    def encoded(self, observation: TensorDict) -> TensorDict:
+    def encoded(self, observation: TensorDict, *, generates: bool) -> TensorDict:
         """See `SteeredPolicy.encoded`."""
         if ENCODED in observation.keys():  # noqa: SIM118 - a TensorDict
             return observation
         features = self.actor_features(self.encoder.read(observation.to(self.device)))
-        actors_alone = set(self.encoder.reads) - {*self.value_encoder.reads, ACTION_PREFIX}
-        device = observation[self.encoder.reads[0]].device
-        return observation.exclude(*actors_alone).set(ENCODED, features.to(device))
+        kept = observation.select(*self.value_encoder.reads, ACTION_PREFIX, strict=False)
+        return kept.set(ENCODED, features.to(observation[self.encoder.reads[0]].device))
 
     def _inputs_of(self, observation: TensorDict) -> Tensor:
         encoded = observation.get(ENCODED, None)

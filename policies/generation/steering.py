@@ -26,6 +26,9 @@ from policies.actor_critic import dense_layers
 from policies.kernels.sampling import undefined_log_prob
 from policies.squashed import LOG_STD_RANGE, squashed_log_prob
 
+ENCODED = "encoded"
+"""Observation: the features that the small actor reads."""
+
 
 @dataclass
 class SteeringConfig(Configuration):
@@ -185,7 +188,9 @@ class Steerable(SteeredPolicy):
 
     def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """See `SteeredPolicy.initial_noise`."""
-        return self._initial_noise(self._features_of(self._frozen_inputs(observation)), noise)
+        encoded = observation.get(ENCODED, None)
+        features = self._features_of(self._frozen_inputs(observation)) if encoded is None else encoded
+        return self._initial_noise(features, noise)
 
     def _initial_noise(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         variables, log_prob = self.steering_actor.variables(features, noise)

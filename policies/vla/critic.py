@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import torch
@@ -53,6 +53,11 @@ class Critic(nn.Module):
         limits = torch.tensor([contract.action.low, contract.action.high])
         self.register_buffer("limits", limits, persistent=False)
         self.out = head(self.feature_size, width, outputs)
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """Names of the observations that it reads, beside the action prefix."""
+        return self.objects.reads if self.objects else ()
 
     def fit(self, observation: TensorDict) -> None:
         """Compute statistics of its inputs from observations [N].

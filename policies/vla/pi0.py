@@ -32,7 +32,7 @@ from embodied.policy import (
 )
 from embodied.seeding import fixed_noise
 from policies.generation.base import SMALLEST_STD, Aggregate
-from policies.generation.steering import Steerable, SteeringConfig
+from policies.generation.steering import ENCODED, Steerable, SteeringConfig
 from policies.kernels.flow import TimeGrid, prefix_mask, prefix_times
 from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, Sampler, check_delay, trained_for, undefined_log_prob
@@ -298,9 +298,21 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
 
     def features(self, observation: TensorDict) -> Tensor:
         """Features [N, feature_size]: encoded objects, or the model's mean hidden state and the robot's state."""
+        encoded = observation.get(ENCODED, None)
         return self.critic.features(
-            observation, lambda: self._hidden(self._state(observation), self._prefix(observation))
+            observation,
+            lambda: self._hidden(self._state(observation), self._prefix(observation)) if encoded is None else encoded,
         )
+
+    @torch.no_grad()
+    def encoded(self, observation: TensorDict, *, generates: bool) -> TensorDict:
+        """See `SteeredPolicy.encoded`; chunks are generated from keys and values of all layers, too many to store."""
+        if generates or ENCODED in observation.keys():  # noqa: SIM118 - a TensorDict
+            return observation
+        inputs = observation.to(self.device)
+        hidden = self._hidden(self._state(inputs), self._prefix(inputs))
+        kept = observation.select(*self.critic.reads, ACTION_PREFIX, strict=False)
+        return kept.set(ENCODED, hidden.to(observation[self.inputs.keys[0]].device))
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """|v(x_t, t) - (noise - action)|^2 over actions that are `valid` [N, H], at pi0's times; one scalar.

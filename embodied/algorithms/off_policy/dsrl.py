@@ -17,6 +17,7 @@ Differs from the paper:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -81,7 +82,8 @@ class DSRL(SAC):
     ) -> None:
         rate = config.value_learning_rate
         q = ActionValues(policy, config, rate, trains_features=not config.aliasing, contract=noise_contract(policy))
-        super().__init__(policy, config, generator, demonstrations, NoiseActor(policy), q, policy.encoded)
+        encode = partial(policy.encoded, generates=config.aliasing)
+        super().__init__(policy, config, generator, demonstrations, NoiseActor(policy), q, encode)
         self.steered = policy
         self.executed = ActionValues(policy, config, rate) if config.aliasing else None
 

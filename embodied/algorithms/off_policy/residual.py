@@ -58,7 +58,8 @@ class ResidualConfig(SACConfig):
             UserError: for a policy without a residual, and demonstrations that are missing or lack rewards.
         """
         steered = with_small_actor(policy, Steering.RESIDUAL, "algorithm=residual")
-        learner = SAC(policy, self, generator, demonstrations, SmallActor(steered), encode=steered.encoded)
+        encode = partial(steered.encoded, generates=True)
+        learner = SAC(policy, self, generator, demonstrations, SmallActor(steered), encode=encode)
         learner.collector = partial(
             HandOverCollector,
             base_decisions_high=self.base_decisions_high,

@@ -142,3 +142,25 @@ def test_a_small_actor_of_dsrl_chooses_the_noise_and_the_model_stays(policy: Pol
     moved = {id(weight) for weight, old in zip(made.parameters(), before, strict=True) if not weight.equal(old)}
     assert moved == {id(weight) for weight in made.steering_parameters()}
     assert (made.act(observation).actions != decision.actions).any()
+
+
+def test_values_of_noise_alone_are_learned_from_features_that_the_model_computed_once(
+    policy: Policies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = policy(denoising_steps=2, steering=SteeringConfig(Steering.NOISE, hidden=[8]))
+    config = DSRLConfig(hidden=[8], capacity=8, aliasing=False)
+    learner = config.build(made, None, None, torch.Generator())
+    observation, after = seen(4), seen(4, seed=1)
+    encoded, encoded_after = (made.encoded(each, generates=False) for each in (observation, after))
+    assert not {key for key, value in encoded.items() if value.dtype == torch.uint8}
+    assert made.encoded(observation, generates=True) is observation
+    assert made.encoded(encoded, generates=False) is encoded
+    noise = torch.randn(4, *made.steering_noise_shape)
+    torch.testing.assert_close(made.initial_noise(encoded, noise), made.initial_noise(observation, noise))
+    torch.testing.assert_close(made.features(encoded), made.features(observation))
+    monkeypatch.setattr(made, "_prefix", None)  # which runs the model
+    actions = torch.randn(4, 1, noise[0].numel()).clamp(-1.5, 1.5)
+    transitions = {"observation": encoded, "actions": actions, "next_observation": encoded_after}
+    transitions |= {"reward": torch.ones(4), "carry": torch.full((4,), 0.9)}
+    assert learner._update_critics(TensorDict(transitions, [4]))["value_loss"] > 0.0
+    assert learner._update_actor(encoded)["entropy"].isfinite()

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ from embodied.policy import INITIAL_NOISE, Steering
 from embodied.rollout.rollout import Collector
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
-from policies.generation.base import ENCODED, GenerativePolicy
-from policies.generation.steering import SteeringConfig
+from policies.generation.base import GenerativePolicy
+from policies.generation.steering import ENCODED, SteeringConfig
 from tests.embodied.algorithms.off_policy.test_sac import episodes
 from tests.embodied.reach import Reach
 
@@ -126,7 +127,7 @@ def test_a_frozen_policy_encodes_each_observation_once(name: str) -> None:
 
 def test_features_of_a_batch_are_those_of_its_observations_demonstrations_too() -> None:
     policy, learner, collector = make("residual")
-    replay = MixedReplay(policy, 500, 0.5, episodes(), encode=policy.encoded)
+    replay = MixedReplay(policy, 500, 0.5, episodes(), encode=partial(policy.encoded, generates=True))
     replay.add(collector.collect(8))
     batch = replay.transitions(replay.draw(64, learner.generator), 1, 0.9)
     for name in ("observation", "next_observation"):
@@ -137,14 +138,14 @@ def test_a_replay_of_observations_as_they_were_observed_is_resumed() -> None:
     policy, _, collector = make("residual")
     rollouts = [collector.collect(8) for _ in range(3)]
     states = []
-    for encode in (None, policy.encoded):
+    for encode in (None, partial(policy.encoded, generates=True)):
         replay = MixedReplay(policy, 500, encode=encode)
         for rollout in rollouts[:2]:
             replay.add(rollout)
         states.append(copy.deepcopy(replay.state_dict()))
     drawn = []
     for state in states:
-        replay = MixedReplay(policy, 500, encode=policy.encoded)
+        replay = MixedReplay(policy, 500, encode=partial(policy.encoded, generates=True))
         replay.load_state_dict(state)
         replay.add(rollouts[2])
         rows = replay.draw(64, torch.Generator().manual_seed(0))
