@@ -9,13 +9,14 @@ policies, the share of worse ones that it accepts, and of better ones that it re
 
 With `--rounds` a policy that imitated the successes goes on in rounds of offline learning by `--row`, from the same
 logs, with each gate and without one; the success of the present policy is measured before the first and after every
-round, on the same episodes.
+round, on the same episodes. A command that is repeated measures the missing rows only.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -172,7 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     output = args.output or args.folder / f"off_policy_evaluation_{args.task}{'_rounds' * bool(args.rounds)}.json"
     rows: list[dict[str, Any]] = []
-    for row in _in_rounds(args) if args.rounds else _estimates(args):
+    if args.rounds and output.exists():
+        rows = json.loads(output.read_text(encoding="utf-8"))["rows"]
+    for row in _in_rounds(args, rows) if args.rounds else _estimates(args):
         rows.append(row | {"commit": git_commit()})
         sys.stderr.write(f"{rows[-1]}\n")
         sizes = {name: getattr(args, name) for name in ("task", "row", "episodes", "steps", "batch", "envs")}
@@ -185,15 +188,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 COLUMNS = ["estimator", "seed", "spearman", "error", "accepted_worse", "refused_better", "cpu_s"]
 
 
-def _in_rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield a row for each seed and gate."""
+def _in_rounds(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each seed and gate that the `rows` lack."""
+    present = {(row["gate"], row["seed"]) for row in rows}
     for seed in args.seeds:
+        gates = [gate for gate in ("none", *args.estimators) if (gate, seed) not in present]
+        if not gates:
+            continue
         logs = TASKS[args.task](args, args.episodes, seed)
         env = logs.environment(args.envs)
         imitation = SFTConfig(steps=args.steps, batch=args.batch)
         start = learned(imitation, logs.policies[ROWS[args.row][0]], env, logs.episodes, seed)
         env.close()
-        for gate in ("none", *args.estimators):
+        for gate in gates:
             yield in_rounds(Estimator(gate), start, logs, args, seed)
 
 

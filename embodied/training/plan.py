@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied import seeding
+from embodied.algorithms.off_policy.replay import MixedReplay
 from embodied.algorithms.parts import Composite, iter_parts, name_of
 from embodied.algorithms.passes import META, VARIABLE, MetaValues, Passes, meta_observation, on_meta
 from embodied.contract import Contract
@@ -208,8 +209,16 @@ class _Planned:
         )
         parts["rollout", storage_device] = length * count * row + count * self._observation_bytes()
         decisions = self.config.env_steps // self.contract.executed
-        parts["replay", "cpu"] = sum(each.max_rows(decisions) for each in iter_parts(learner, (EpisodeStore,))) * row
+        replays = iter_parts(learner, (MixedReplay, EpisodeStore))
+        parts["replay", "cpu"] = sum(self._replay_bytes(each, decisions, row) for each in replays)
         return parts
+
+    def _replay_bytes(self, replay: MixedReplay | EpisodeStore, decisions: int, row: int) -> int:
+        """Bytes of the rows of a `replay` after so many decisions, whose rollouts have `row` bytes each."""
+        if isinstance(replay, EpisodeStore):
+            return replay.max_rows(decisions) * row
+        stored = _bytes(_leaves(replay.stored(self.passes.observation(1))))
+        return replay.own.max_rows(decisions) * (row - self._observation_bytes() + stored)
 
     def _learned(self, learner: object, rollout_length: int) -> Parts:
         """Bytes of all networks of `learner`, the state of its optimisers, and its largest pass."""

@@ -63,6 +63,10 @@ class MixedReplay(Composite):
         """Number of decisions of the learner added so far."""
         return self.own.written
 
+    def stored(self, observation: TensorDict) -> TensorDict:
+        """The `observation` [N] of decisions as it is stored."""
+        return observation if self._encode is None else self._encode(observation)
+
     def __len__(self) -> int:
         """Number of stored decisions of the learner."""
         return len(self.own)

@@ -54,14 +54,16 @@ class Estimator(Enum):
 class OffPolicyEvaluationConfig(CriticConfig):
     """Hyper-parameters of an estimate: of its critics and, for am_q, of rollouts of `horizon` decisions in a model.
 
-    The critics take `steps` gradient steps, and the model `model_steps`.
+    The critics take `steps` gradient steps, and the model `model_steps`. Target networks follow fast (`averaging`): a
+    reward is told to the decision before within 1 / averaging steps, and has to reach the first one of an episode.
     """
 
     steps: PositiveInt = 2_000
     batch: PositiveInt = 256
     learning_rate: NonNegativeFloat = 1e-3
     discount: Fraction = 0.99
-    averaging: Annotated[float, Range(above=0, at_most=1)] = 0.01
+    averaging: Annotated[float, Range(above=0, at_most=1)] = 0.05
+    ensemble: PositiveInt = 5
     layer_norm: bool = True
     model_steps: PositiveInt = 2_000
     horizon: PositiveInt = 10

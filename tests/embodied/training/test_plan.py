@@ -16,6 +16,7 @@ from embodied.algorithms.imitation.self_imitation import SelfImitationConfig
 from embodied.algorithms.imitation.sft import SFTConfig
 from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.off_policy.arsq import ARSQConfig
+from embodied.algorithms.off_policy.residual import ResidualConfig
 from embodied.algorithms.off_policy.sac import SACConfig
 from embodied.algorithms.off_policy.td3 import TD3Config
 from embodied.algorithms.on_policy.ppo import PPO, PPOConfig
@@ -24,13 +25,14 @@ from embodied.algorithms.passes import META, Passes
 from embodied.command_line.config import compose
 from embodied.contract import Contract
 from embodied.networks.precision import Precision
-from embodied.policy import PolicyConfig
+from embodied.policy import PolicyConfig, Steering
 from embodied.task import LearnerConfig
 from embodied.training.experiment import ExperimentConfig
 from embodied.training.loop import build
 from embodied.training.plan import Plan, plan
 from policies.coarse_to_fine import CoarseToFineConfig
 from policies.flow import FlowConfig, FlowPolicy
+from policies.generation.steering import SteeringConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.squashed import SquashedConfig, SquashedPolicy
@@ -122,6 +124,23 @@ def test_activations_and_the_rollout_are_those_of_a_run(case: str) -> None:
     ]
     taken = size([*parts, *vars(rollout).values()])
     assert abs(told["rollout", "cpu"] - taken) < 0.15 * taken
+
+
+def test_the_replay_of_a_frozen_policy_stores_features() -> None:
+    config = FlowConfig(hidden=32, steering=SteeringConfig(kind=Steering.RESIDUAL))
+    algorithm = ResidualConfig(rollout_length=LENGTH, minibatch=ROWS, warmup=10**6)
+    env = Reach(ENVS)
+    policy = config.build(env.contract)
+    policy.fit(env.reset(), torch.rand(ENVS, *policy.contract.action.shape))
+    learner, collector = build(env, policy, algorithm, None, 0)
+    learner.update(collector.collect(LENGTH), 0.0)
+    stored = learner.replay.own.decisions(torch.zeros(1, dtype=torch.int64), "observation")
+    run = ExperimentConfig(num_envs=ENVS, env_steps=10_000, stages=["rl"])
+    told = plan(run, ReachTask(), config, algorithm).stages["RL"]["replay", "cpu"]
+    rows = 10_000 // policy.contract.executed * 2
+    observed = size(stored["observation"].values())
+    assert observed > 64
+    assert 0 < told / rows - observed < 200
 
 
 class OwnPPO(PPO):
