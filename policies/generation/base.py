@@ -111,6 +111,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
     action_std: Tensor
     action_low: Tensor
     action_high: Tensor
+    generates_from_features = True
 
     def __init__(
         self,
@@ -136,6 +137,7 @@ class GenerativePolicy(Steerable, RankingPolicy):
         actions = contract.action.shape[-1]
         hidden = config.hidden
         self.feature_size = self.value_encoder.out_features + prefix_size(contract, self.value_encoder)
+        self.critic_reads = self.value_encoder.reads
         self.value_head = config.values
         # A = Q - V of values in [low, high] lies in [low - high, high - low], for learners of Q in their union
         self.advantage_values = config.values.of_differences()
@@ -228,15 +230,6 @@ class GenerativePolicy(Steerable, RankingPolicy):
         """Features [N, F] from which chunks are generated, with the condition POSITIVE if the policy is conditioned."""
         features = self.encoder(observation)
         return features + self._positive if self.conditioned else features
-
-    @torch.no_grad()
-    def encoded(self, observation: TensorDict, *, generates: bool) -> TensorDict:
-        """See `SteeredPolicy.encoded`."""
-        if ENCODED in observation.keys():  # noqa: SIM118 - a TensorDict
-            return observation
-        features = self.actor_features(self.encoder.read(observation.to(self.device)))
-        kept = observation.select(*self.value_encoder.reads, ACTION_PREFIX, strict=False)
-        return kept.set(ENCODED, features.to(observation[self.encoder.reads[0]].device))
 
     def _inputs_of(self, observation: TensorDict) -> Tensor:
         encoded = observation.get(ENCODED, None)

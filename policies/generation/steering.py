@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.configuration import Configuration, PositiveFloat, PositiveInt
+from embodied.contract import ACTION_PREFIX
 from embodied.errors import UserError
 from embodied.policy import BASE, INITIAL_NOISE, Decision, SteeredPolicy, Steering, value_if_needed
 from embodied.seeding import fixed_noise
@@ -99,6 +101,10 @@ class Steerable(SteeredPolicy):
     action_std: Tensor
     action_low: Tensor
     action_high: Tensor
+    critic_reads: Sequence[str]
+    """Names of the observations that critics read, beside the action prefix."""
+    generates_from_features = False
+    """Whether chunks are generated from nothing but the features that the small actor reads."""
 
     def add_steering(self, config: SteeringConfig, features: int, elements: int) -> None:
         """Add the small actor of `config`, if it names one; it reads `features`, a generated action has `elements`."""
@@ -181,6 +187,19 @@ class Steerable(SteeredPolicy):
         sample = TensorDict({INITIAL_NOISE: x}, batch_size=[len(x)])
         return self.steering_actor.chunk(features, x), sample, undefined_log_prob(len(x), self.contract, x.device)
 
+    def encoded(self, observation: TensorDict, *, generates: bool) -> TensorDict:
+        """See `SteeredPolicy.encoded`."""
+        if ENCODED in observation.keys() or (generates and not self.generates_from_features):  # noqa: SIM118
+            return observation
+        features = self._small_actor_features(observation.to(self.device))
+        kept = observation.select(*self.critic_reads, ACTION_PREFIX, strict=False)
+        return kept.set(ENCODED, features.to(observation[self.actor_keys[0]].device))
+
+    def _small_actor_features(self, observation: TensorDict) -> Tensor:
+        """Features [N, F] that the small actor reads, stored ones if there are any."""
+        encoded = observation.get(ENCODED, None)
+        return self._features_of(self._frozen_inputs(observation)) if encoded is None else encoded
+
     def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
         """See `SteeredPolicy.generate`."""
         chunk, _, _ = self._generate(noise, self._inputs_of(observation), True, None)
@@ -188,9 +207,7 @@ class Steerable(SteeredPolicy):
 
     def initial_noise(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """See `SteeredPolicy.initial_noise`."""
-        encoded = observation.get(ENCODED, None)
-        features = self._features_of(self._frozen_inputs(observation)) if encoded is None else encoded
-        return self._initial_noise(features, noise)
+        return self._initial_noise(self._small_actor_features(observation), noise)
 
     def _initial_noise(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         variables, log_prob = self.steering_actor.variables(features, noise)

@@ -32,7 +32,7 @@ from embodied.policy import (
 )
 from embodied.seeding import fixed_noise
 from policies.generation.base import SMALLEST_STD, Aggregate
-from policies.generation.steering import ENCODED, Steerable, SteeringConfig
+from policies.generation.steering import Steerable, SteeringConfig
 from policies.kernels.flow import TimeGrid, prefix_mask, prefix_times
 from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, Sampler, check_delay, trained_for, undefined_log_prob
@@ -171,6 +171,7 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
         inputs = self.model.width + self.inputs.state_size
         self.critic = Critic(contract, config.critic, inputs, config.hidden, self.value_head.outputs)
         self.feature_size = self.critic.feature_size
+        self.critic_reads = self.critic.reads
         if config.steering.kind not in (Steering.NONE, Steering.NOISE):
             raise UserError(f"policy={self.kind} is steered by its noise alone; use policy.steering.kind=noise")
         self.add_condition(config.advantage_guidance)
@@ -298,21 +299,7 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
 
     def features(self, observation: TensorDict) -> Tensor:
         """Features [N, feature_size]: encoded objects, or the model's mean hidden state and the robot's state."""
-        encoded = observation.get(ENCODED, None)
-        return self.critic.features(
-            observation,
-            lambda: self._hidden(self._state(observation), self._prefix(observation)) if encoded is None else encoded,
-        )
-
-    @torch.no_grad()
-    def encoded(self, observation: TensorDict, *, generates: bool) -> TensorDict:
-        """See `SteeredPolicy.encoded`; chunks are generated from keys and values of all layers, too many to store."""
-        if generates or ENCODED in observation.keys():  # noqa: SIM118 - a TensorDict
-            return observation
-        inputs = observation.to(self.device)
-        hidden = self._hidden(self._state(inputs), self._prefix(inputs))
-        kept = observation.select(*self.critic.reads, ACTION_PREFIX, strict=False)
-        return kept.set(ENCODED, hidden.to(observation[self.inputs.keys[0]].device))
+        return self.critic.features(observation, lambda: self._small_actor_features(observation))
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """|v(x_t, t) - (noise - action)|^2 over actions that are `valid` [N, H], at pi0's times; one scalar.
