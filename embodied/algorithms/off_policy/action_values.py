@@ -58,6 +58,7 @@ class ActionValues(Composite):
         self.half_range = ((high - low) / 2).to(policy.device)
         self.critics = config.critics(policy.feature_size + self.executed * self.elements).to(policy.device)
         self.targets = copy.deepcopy(self.critics)
+        self.trains_features = trains_features
         features = policy.critic_parameters() if trains_features else []
         self.optimiser = torch.optim.Adam([*self.critics.parameters(), *features], learning_rate, fused=True)
         self.unit = 1.0
@@ -69,7 +70,9 @@ class ActionValues(Composite):
 
     def inputs(self, observation: TensorDict, scaled: Tensor) -> Tensor:
         """Inputs of the critics, [B, features + K * A], from `scaled` actions [B, K, A]."""
-        return torch.cat((self.policy.features(observation), scaled.flatten(1)), -1)
+        with torch.set_grad_enabled(self.trains_features and torch.is_grad_enabled()):
+            features = self.policy.features(observation)
+        return torch.cat((features, scaled.flatten(1)), -1)
 
     def values(self, observation: TensorDict, scaled: Tensor, *, frozen: bool = False) -> Tensor:
         """Values [M, B] of all critics for `scaled` actions [B, K, A]; `frozen` critics get no gradients."""
