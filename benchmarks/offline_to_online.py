@@ -13,7 +13,6 @@ import copy
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,9 @@ class Problem:
     """Hovering in L2F's MDP with the settings of algorithm=sac, a log, and the policy that learned from it."""
 
     def __init__(self, args: argparse.Namespace, seed: int) -> None:
-        overrides = ["task=quadrotor_hover", "task.nominal=true", "algorithm=sac"]
+        # single actions: of this log Cal-QL learns nothing in the chunks of two that SAC hovers with
+        chunks = "task.executed=1", "algorithm.lookahead=8"
+        overrides = ["task=quadrotor_hover", "task.nominal=true", "algorithm=sac", *chunks]
         self.config = compose(TrainConfig, "train", overrides, GROUPS)[0]
         self.task, self.options = self.config.task, self.config.algorithm
         assert isinstance(self.options, SACConfig)
@@ -92,10 +93,7 @@ class Problem:
         self.evaluated = self.task.environment(args.episodes, name, "eval", seed)
         self.practice = lambda: self.task.environment(self.config.num_envs, name, "train", seed)
         seeding.seed_everything(seed)
-        single = replace(self.task, executed=1)  # analytic gradients pass through single control steps
-        self.log = logged(
-            single.environment(self.config.num_envs, name, "train", seed), args.pretraining, args.log_steps, seed
-        )
+        self.log = logged(self.practice(), args.pretraining, args.log_steps, seed)
         options = common_options(self.options, CalQLConfig) | {"layer_norm": True}
         offline = CalQLConfig(**(options | {"steps": args.updates, "batch": 256, "sampled_actions": 4}))
         self.new = self.config.policy.build(self.evaluated.contract)
