@@ -51,7 +51,7 @@ from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.saving.json_text import dumps_rows  # noqa: E402
 from embodied.saving.versions import git_commit, versions  # noqa: E402
 
-MARGIN = 0.05
+MARGIN = RoundsConfig().margin
 
 
 @dataclass

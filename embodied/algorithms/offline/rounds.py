@@ -7,7 +7,8 @@ present weights stay. Where there is a simulator, the present policy collects fu
 
 Differs from the paper:
     - any offline learner; PPO on denoising steps is `offline=bppo`;
-    - there is one estimate at the end of a round, instead of one every 100 steps;
+    - there is one estimate at the end of a round, instead of one every 100 steps, and a margin of 10%: on LIBERO a
+    policy that succeeds in 70% was estimated to be worth 7% more than one of 94%;
     - encoders are not regularised by reconstruction and a variational bottleneck;
     - collected episodes that failed are not imitated, as in supervised fine-tuning; critics learn from all.
 """
@@ -59,7 +60,7 @@ class RoundsConfig(Configuration):
 
     count: PositiveInt = 1
     gate: Estimator = Estimator.NONE
-    margin: NonNegativeFloat = 0.05
+    margin: NonNegativeFloat = 0.1
     collected: NonNegativeInt = 0
     imitate_anew: bool = False
     evaluation: OffPolicyEvaluationConfig = field(default_factory=OffPolicyEvaluationConfig)
