@@ -198,7 +198,11 @@ class Steerable(SteeredPolicy):
     def _small_actor_features(self, observation: TensorDict) -> Tensor:
         """Features [N, F] that the small actor reads, stored ones if there are any."""
         encoded = observation.get(ENCODED, None)
-        return self._features_of(self._frozen_inputs(observation)) if encoded is None else encoded
+        return self._features_of(self._inputs_of_features(observation)) if encoded is None else encoded
+
+    def _inputs_of_features(self, observation: TensorDict) -> Any:  # noqa: ANN401 - of the policy
+        """Inputs that `_features_of` needs, fewer than those from which chunks are generated or the same."""
+        return self._frozen_inputs(observation)
 
     def generate(self, observation: TensorDict, noise: Tensor) -> Tensor:
         """See `SteeredPolicy.generate`."""

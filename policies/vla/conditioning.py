@@ -55,6 +55,15 @@ class Conditioned(TrainablePolicy):
     def _velocity(self, state: Tensor, prefix: Prefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         """Velocity [N, H, D] and hidden state [N, H, W] at noisy chunks `x` [N, H, D] and times [N] or [N, H]."""
 
+    @abstractmethod
+    def _state(self, observation: TensorDict) -> Tensor:
+        """Standardised states [N, S]."""
+
+    @torch.no_grad()
+    def _inputs_of_features(self, observation: TensorDict) -> tuple[Tensor, Prefix]:
+        """See `Steerable._inputs_of_features`: features are those under a prompt without a label."""
+        return self._state(observation), self._prefix(observation)
+
     def _acting_prefix(self, observation: TensorDict) -> Prefix:
         """Prefixes under which chunks are generated, [N]; if guided [2N], without a label, then with POSITIVE."""
         if not self.is_guided:

@@ -123,12 +123,18 @@ class MixedReplay(Composite):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`, of which earlier releases did not encode the observations."""
-        if self._encode is not None and state["written"]:
+        if state["written"]:
             decisions = state["decisions"].copy()
-            decisions["observation"] = _in_parts(self._encode, decisions["observation"])
-            finals = _in_parts(self._encode, state["finals"]) if len(state["finals"]) else state["finals"]
-            state = state | {"decisions": decisions, "finals": finals}
+            decisions["observation"] = self._in_parts(decisions["observation"])
+            state = state | {"decisions": decisions, "finals": self._in_parts(state["finals"])}
         self.own.load_state_dict(state)
+
+    def _in_parts(self, observation: TensorDict) -> TensorDict:
+        """The `observation` [N] as it is stored; the same if it was."""
+        first = observation[:1]
+        if not len(first) or self.stored(first) is first:
+            return observation
+        return cast(TensorDict, torch.cat([cast(Tensor, self.stored(part)) for part in observation.split(256)]))
 
     def _parts_of(self, rows: tuple[Tensor, Tensor]) -> list[tuple[EpisodeStore, Tensor]]:
         return [(store, part) for store, part in zip((self.own, self.demonstrations), rows, strict=True) if len(part)]
@@ -170,11 +176,6 @@ class MixedReplay(Composite):
             raise UserError(
                 f"critics read {', '.join(absent)}, which the demonstrations lack; use {without}"
             ) from error
-
-
-def _in_parts(encode: Callable[[TensorDict], TensorDict], observation: TensorDict) -> TensorDict:
-    """What `encode` returns for the `observation` [N], of which it reads a part at a time."""
-    return cast(TensorDict, torch.cat([cast(Tensor, encode(part)) for part in observation.split(256)]))
 
 
 def demonstrations_or_none_yet(

@@ -132,7 +132,7 @@ def _without_turned_joints(path: Path) -> Path:
     Raises:
         UserError: for those of ALOHA, which are of other joint angles than the robot's: openpi converts between them.
     """
-    if path.parent.name == TROSSEN or "aloha" in path.parent.name:
+    if (name := path.parent.name.lower()) == TROSSEN or "aloha" in name:
         raise UserError(
             f"{path} is of ALOHA, whose joints openpi turns (adapt_to_pi), which is not supported;"
             f" use policy.unnorm_key={DEMONSTRATIONS}"
