@@ -338,10 +338,10 @@ class SteeredPolicy(TrainablePolicy):
 
     @abstractmethod
     def encoded(self, observation: TensorDict, *, generates: bool) -> TensorDict:
-        """What critics read of `observation` [N], with features of the frozen policy in place of the rest; or the same.
+        """Observations [N] that learners of the small actor store: those of critics, and features of the frozen policy.
 
-        Learners of the small actor store observations so: critics and `initial_noise` read them, too, and if the policy
-        also `generates` chunks in them, all methods.
+        They replace the `observation` for critics and `initial_noise`, and if the policy also `generates` chunks from
+        them, for all methods. A policy without such features returns the `observation` itself.
         """
 
     @abstractmethod

@@ -136,11 +136,11 @@ def test_the_replay_of_a_frozen_policy_stores_features() -> None:
     learner.update(collector.collect(LENGTH), 0.0)
     stored = learner.replay.own.decisions(torch.zeros(1, dtype=torch.int64), "observation")
     run = ExperimentConfig(num_envs=ENVS, env_steps=10_000, stages=["rl"])
-    told = plan(run, ReachTask(), config, algorithm).stages["RL"]["replay", "cpu"]
+    replay_bytes = plan(run, ReachTask(), config, algorithm).stages["RL"]["replay", "cpu"]
     rows = 10_000 // policy.contract.executed * 2
     observed = size(stored["observation"].values())
     assert observed > 64
-    assert 0 < told / rows - observed < 200
+    assert 0 < replay_bytes / rows - observed < 200
 
 
 class OwnPPO(PPO):
