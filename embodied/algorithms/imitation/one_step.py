@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ from torch import Tensor
 
 from embodied.algorithms.finite import check_finite, gradient_norm
 from embodied.algorithms.micro_batch import saved_bytes
+from embodied.algorithms.off_policy.replay import MixedReplay
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
 from embodied.algorithms.schedule import linear_decay
 from embodied.algorithms.small_actor import with_small_actor
 from embodied.configuration import Configuration, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from embodied.data.episodes import Episodes
-from embodied.data.store import EpisodeStore
 from embodied.environment import Environment
 from embodied.policy import SteeredPolicy, Steering, TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
@@ -79,7 +80,8 @@ class OnlineOneStepConfig(OneStepConfig):
             UserError: for a policy without such an actor.
         """
         actor = with_small_actor(policy, Steering.ONE_STEP, "algorithm=one_step")
-        return OnlineOneStep(actor, self, generator, EpisodeStore(self.capacity))
+        replay = MixedReplay(policy, self.capacity, encode=partial(actor.encoded, generates=True))
+        return OnlineOneStep(actor, self, generator, replay)
 
 
 @dataclass
@@ -163,7 +165,7 @@ class OnlineOneStep(OneStep):
     collector = Collector
 
     def __init__(
-        self, policy: SteeredPolicy, config: OnlineOneStepConfig, generator: torch.Generator, replay: EpisodeStore
+        self, policy: SteeredPolicy, config: OnlineOneStepConfig, generator: torch.Generator, replay: MixedReplay
     ) -> None:
         super().__init__(policy, config, generator)
         self.replay = replay
@@ -174,7 +176,7 @@ class OnlineOneStep(OneStep):
         losses = []
         for _ in range(self.config.gradient_steps):
             rows = self.replay.draw(self.config.batch, self.generator)
-            losses.append(self.step(self.replay.decisions(rows, "observation")["observation"], progress))
+            losses.append(self.step(self.replay.observations(rows), progress))
         if self.gradient_steps >= self.config.warmup:
             self.policy.start_steering(keep_ranking=True)
         return {"distance": float(torch.stack(losses).mean())}

@@ -113,6 +113,12 @@ class MixedReplay(Composite):
         """See `EpisodeStore.transitions`: R = discounted rewards of `steps` decisions, carry = gamma^k or 0, and s'."""
         return self._joined([store.transitions(part, steps, discount) for store, part in self._parts_of(rows)])
 
+    def observations(self, rows: tuple[Tensor, Tensor]) -> TensorDict:
+        """Observations [B] of the decisions `rows`."""
+        return self._joined([store.decisions(part, "observation") for store, part in self._parts_of(rows)])[
+            "observation"
+        ]
+
     def chunks(self, rows: tuple[Tensor, Tensor], horizon: int) -> TensorDict:
         """See `EpisodeStore.chunks`."""
         return self._joined([store.chunks(part, horizon) for store, part in self._parts_of(rows)])

@@ -14,7 +14,7 @@ from embodied.rollout.rollout import Collector
 from policies.generation.base import GenerativePolicy
 from policies.generation.steering import SteeringConfig
 from real_robot.firmware.generator import Generator
-from tests.embodied.algorithms.off_policy.test_steering import steered
+from tests.embodied.algorithms.off_policy.test_steering import count_encoded, observations_of, steered
 from tests.embodied.reach import Reach
 from tests.embodied.recorded_reach import recorded
 from tests.embodied.saving.test_tree import same
@@ -51,6 +51,15 @@ def test_the_actor_generates_the_chunks_of_the_policy_which_stays_as_it_was(diff
     assert acts == [False, True, True, True]
     assert distance(policy) < 0.05 * before
     assert all(torch.equal(old, new) for old, new in zip(frozen, policy.actor_parameters(), strict=True))
+
+
+def test_the_policy_encodes_each_observation_once() -> None:
+    policy, learner, collector = make(gradient_steps=4)
+    rollouts = [collector.collect(8) for _ in range(2)]
+    encoded = count_encoded(policy)
+    for rollout in rollouts:
+        learner.update(rollout, 0.0)
+    assert sum(encoded) == sum(map(observations_of, rollouts))
 
 
 def test_the_loss_by_hand() -> None:

@@ -19,7 +19,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.execution.chunking import Running
 from embodied.networks.value_head import CriticHead
 from embodied.policy import INITIAL_NOISE, Steering
-from embodied.rollout.rollout import Collector
+from embodied.rollout.rollout import Collector, Rollout
 from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.generation.base import GenerativePolicy
@@ -111,18 +111,25 @@ def test_resumed_updates_equal_uninterrupted_ones(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_frozen_policy_encodes_each_observation_once(name: str) -> None:
     policy, learner, collector = make(name, updates=0.05, demonstration_share=0.0)
-    encoded = 0
-
-    def count(_: object, inputs: tuple[torch.Tensor, ...], __: object) -> None:
-        nonlocal encoded
-        encoded += len(inputs[0])
-
     rollouts = [collector.collect(8) for _ in range(3)]
-    policy.encoder.register_forward_hook(count)
+    encoded = count_encoded(policy)
     metrics = [learner.update(rollout, 0.0) for rollout in rollouts]
     assert metrics[-1]["value_loss"] > 0.0
-    ends = [0 if rollout.final_observation is None else len(rollout.final_observation) for rollout in rollouts]
-    assert encoded == 3 * (8 + 1) * 32 + sum(ends)
+    assert sum(encoded) == sum(map(observations_of, rollouts))
+
+
+def count_encoded(policy: GenerativePolicy) -> list[int]:
+    """Numbers of observations that the encoder of `policy` reads from now on, one of each call."""
+    counts = []
+    policy.encoder.register_forward_hook(lambda _, inputs, __: counts.append(len(inputs[0])))
+    return counts
+
+
+def observations_of(rollout: Rollout) -> int:
+    """Number of observations in `rollout`, with those that follow its last decisions and ends of episodes."""
+    steps, environments = rollout.done.shape
+    ends = 0 if rollout.final_observation is None else len(rollout.final_observation)
+    return (steps + 1) * environments + ends
 
 
 def test_features_of_a_batch_are_those_of_its_observations_demonstrations_too() -> None:
