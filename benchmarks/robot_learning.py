@@ -6,11 +6,11 @@ LIBERO's simulator plays the robot (task 0 of `libero_pick`, wide, from state, s
 a robot: one action per control period through the safety layer. Every row begins with the same policy, supervised by
 three demonstrations. A scripted person takes over after 15 steps without progress, 100 times at most; they help for 60
 steps (long) or 10; within an hour, 72,000 steps, 400 times. `qc` learns values, too, and goes on for 36,000 steps,
-without the person after their last take-over. The last row is the comparison that a person's time has to beat: as many more steps of the same expert as the
-long helper of `hg_dagger` took, as whole demonstrations beforehand, and as many gradient steps. The table has success
-of the policy alone on `--starts` held-out starts with Wilson's interval, the person's steps, take-overs of an episode
-in the first and last quarter, and minutes of the robot's time. A row is written when it is measured; a repeated command
-measures the missing ones.
+without the person after their last take-over. The last row is the comparison that a person's time has to beat: as many
+more steps of the same expert as the long helper of `hg_dagger` took, as whole demonstrations beforehand, and as many
+gradient steps. The table has success of the policy alone on `--starts` held-out starts with Wilson's interval, the
+person's steps, take-overs of an episode in the first and last quarter, and minutes of the robot's time. A row is
+written when it is measured; a repeated command measures the missing ones.
 """
 
 from __future__ import annotations
