@@ -26,8 +26,9 @@ from torch import Tensor
 
 from embodied.algorithms.off_policy.action_values import ActionValues
 from embodied.algorithms.off_policy.sac import SAC, SACConfig
+from embodied.algorithms.schedule import linear_decay
 from embodied.algorithms.small_actor import SmallActor, with_small_actor
-from embodied.configuration import NonNegativeInt, PositiveFloat
+from embodied.configuration import Fraction, NonNegativeInt, PositiveFloat
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment
@@ -39,7 +40,10 @@ from embodied.world import ALONE, World
 
 @dataclass
 class DSRLConfig(SACConfig):
-    """SACConfig of the noise, whose bound m is `policy.steering.noise_bound`; `aliasing` is described in the module."""
+    """SACConfig of the noise, whose bound m is `policy.steering.noise_bound`; `aliasing` is described in the module.
+
+    Learning rates decay to zero: at a constant one the small actor swings, and where it ends may be far below its mean.
+    """
 
     aliasing: bool = True
     updates: PositiveFloat = 1.0
@@ -48,6 +52,7 @@ class DSRLConfig(SACConfig):
     entropy_in_target: bool = False
     target_std: PositiveFloat = 0.242  # a target entropy of 0
     layer_norm: bool = True
+    final_lr_share: Fraction = 0.0
 
     def build(
         self,
@@ -99,6 +104,12 @@ class DSRL(SAC):
             raise UserError("actions of a person have no noise to learn from; use algorithm.aliasing=true")
         noise = rollout.sample[INITIAL_NOISE].flatten(-2).unsqueeze(-2)
         return super().update(replace(rollout, actions=noise), progress, world)
+
+    def _decay_learning_rates(self, progress: float) -> None:
+        super()._decay_learning_rates(progress)
+        if self.executed is not None:
+            config = self.config
+            linear_decay(self.executed.optimiser, progress, config.final_lr_share, config.value_learning_rate)
 
     def _update_critics(self, batch: TensorDict) -> dict[str, Tensor]:
         executed = self.executed

@@ -37,6 +37,7 @@ from embodied.algorithms.off_policy.action_values import ActionValues
 from embodied.algorithms.off_policy.replay import MixedReplay, demonstrations_or_none_yet
 from embodied.algorithms.parts import Composite
 from embodied.algorithms.passes import Passes
+from embodied.algorithms.schedule import linear_decay
 from embodied.configuration import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.environment import Environment
@@ -57,8 +58,9 @@ class SACConfig(CriticConfig):
     `bc_coefficient` in units of the mean value. It maximises the smallest value of all critics, or their mean
     (`actor_mean`); without `entropy_in_target` targets are returns of rewards alone. `target_std` is the wished
     deviation of an action element in half ranges. In a run of few gradient steps the temperature follows it in time
-    with a higher `temperature_learning_rate` (None: `learning_rate`). With `continue_values` the critics are at first
-    those that the stage offline has trained.
+    with a higher `temperature_learning_rate` (None: `learning_rate`). All learning rates decay linearly to their
+    `final_lr_share` over the run. With `continue_values` the critics are at first those that the stage offline has
+    trained.
     """
 
     rollout_length: PositiveInt = 16
@@ -74,6 +76,7 @@ class SACConfig(CriticConfig):
     critic_warmup: NonNegativeInt = 0
     learning_rate: NonNegativeFloat = 3e-4
     value_learning_rate: NonNegativeFloat = 3e-4
+    final_lr_share: Fraction = 1.0
     discount: Fraction = 0.99
     averaging: Annotated[float, Range(above=0, at_most=1)] = 0.005
     initial_temperature: PositiveFloat = 1.0
@@ -249,6 +252,7 @@ class SAC(Composite):
         self.replay.add(rollout)
         if self.replay.written < self.config.warmup:
             return {}
+        self._decay_learning_rates(progress)
         # differences of rounded totals: fractions of a step add up over iterations
         steps = int(self.replay.written * self.config.updates) - int(before * self.config.updates)
         metrics: dict[str, list[Tensor]] = defaultdict(list)
@@ -260,6 +264,13 @@ class SAC(Composite):
         if interventions := len(self.replay.interventions):
             counts["interventions"] = float(interventions)
         return means | {"temperature": float(self.temperature)} | counts
+
+    def _decay_learning_rates(self, progress: float) -> None:
+        config = self.config
+        temperature = config.temperature_learning_rate
+        rates = [config.learning_rate] if temperature is None else [config.learning_rate, temperature]
+        linear_decay(self.actor_optimiser, progress, config.final_lr_share, *rates)
+        linear_decay(self.q.optimiser, progress, config.final_lr_share, config.value_learning_rate)
 
     def _step(self) -> dict[str, Tensor]:
         """Take one step of the critics, and one of actor and temperature where they are due; returns metrics.

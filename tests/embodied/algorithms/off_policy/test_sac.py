@@ -133,17 +133,21 @@ def test_steps_follow_the_number_of_decisions() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 0.05])
-def test_the_temperature_may_have_a_rate_of_its_own(rate: float | None) -> None:
-    settings = {"warmup": 0, "initial_temperature": 0.3, "temperature_learning_rate": rate}
-    _, learner, collector = make(updates=0.04, **settings)
-    before = [each.clone() for each in learner.actor_parameters]
-    learner.update(collector.collect(1), 0.0)
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 1.0), (0.5, 0.6)])
+def test_learning_rates_decay_and_the_temperature_may_have_its_own(
+    rate: float | None, progress: float, share: float
+) -> None:
+    settings = {"warmup": 0, "initial_temperature": 0.3, "temperature_learning_rate": rate, "final_lr_share": 0.2}
+    _, learner, collector = make(updates=0.04, value_learning_rate=1e-3, **settings)
+    weights = learner.actor_parameters, list(learner.q.critics.parameters())
+    before = [[each.detach().clone() for each in part] for part in weights]
+    learner.update(collector.collect(1), progress)
     # the first step of Adam is as large as its rate
     moved = abs(float(learner.log_temperature.detach()) - math.log(0.3))
-    assert moved == pytest.approx(rate or 3e-4, rel=1e-3)
-    pairs = zip(before, learner.actor_parameters, strict=True)
-    steps = [float((old - new.detach()).abs().max()) for old, new in pairs]
-    assert max(steps) == pytest.approx(3e-4, rel=1e-3)
+    assert moved == pytest.approx(share * (rate or 3e-4), rel=1e-3)
+    for old, new, largest in zip(before, weights, (3e-4, 1e-3), strict=True):
+        steps = [float((a.detach() - b.detach()).abs().max()) for a, b in zip(old, new, strict=True)]
+        assert max(steps) == pytest.approx(share * largest, rel=1e-3)
 
 
 def test_actor_waits_for_its_critics() -> None:
