@@ -184,6 +184,8 @@ class Source:
                         yield file.read_row_group(group, names).filter(mask)
 
     def _column(self, key: str, column: Any) -> Cells:  # noqa: ANN401 - pyarrow's
+        import pyarrow as pa
+
         feature = self.features[key]
         if feature["dtype"] == "image":
             cells = [cell and cell["bytes"] for cell in column.to_pylist()]
@@ -191,9 +193,13 @@ class Source:
                 raise UserError(f"{self.directory}: {key} lacks pictures in data/*/*.parquet; write the dataset again")
             return cells
         try:
-            return np.array(column.to_pylist(), feature["dtype"]).reshape(len(column), *feature["shape"])
-        except ValueError as error:
-            raise UserError(f"{self.directory}: {key} is not of shape {feature['shape']}: {_line(error)}") from error
+            dtype = np.dtype(feature["dtype"])
+            if column.null_count or pa.types.is_floating(column.type):  # null is unknown: not a number
+                dtype = np.promote_types(dtype, np.float32)
+            return np.array(column.to_pylist(), dtype).reshape(len(column), *feature["shape"])
+        except (ValueError, TypeError, OverflowError) as error:
+            expected = f"of shape {feature['shape']} and {feature['dtype']}"
+            raise UserError(f"{self.directory}: {key} is not {expected}: {_line(error)}") from error
 
     def _frames(self, key: str, episode: int, length: int) -> Array:
         """Frames [L, height, width, 3] of an episode."""

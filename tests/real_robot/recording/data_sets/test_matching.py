@@ -15,7 +15,7 @@ import torch
 from embodied.command_line.config import compose
 from embodied.contract import Contract, TensorSpec
 from embodied.data.demonstrations import folder_of, notes
-from embodied.data.episodes import FAILED, SUCCEEDED, Episodes, read
+from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, read
 from embodied.errors import UserError
 from real_robot.recording import lerobot_dataset
 from real_robot.recording.data_sets.matching import MatchOptions, match_options, resampled_reward, resampled_rows
@@ -39,13 +39,22 @@ WANTED = Contract(
 RENAMED = MatchOptions(names={"joint_position": "observation.state", "pan": MOTORS[0], "elbow": MOTORS[1]})
 
 
-def dataset(folder: Path, actions: np.ndarray, *, success: list[bool] | None = None, names: Any = MOTORS) -> Path:
+def dataset(
+    folder: Path,
+    actions: np.ndarray,
+    *,
+    success: list[bool | None] | None = None,
+    names: Any = MOTORS,
+    further: dict[str, Any] | None = None,
+    **columns: list[Any],
+) -> Path:
     """A LeRobot data set of two episodes of equal length, whose states are `actions` less 1."""
     size = actions.shape[1]
     features: dict[str, Any] = {
         key: {"dtype": "float32", "shape": [size], "names": names} for key in ("observation.state", "action")
     }
-    columns = {"observation.state": (actions - 1).tolist(), "action": actions.tolist()}
+    features |= further or {}
+    columns |= {"observation.state": (actions - 1).tolist(), "action": actions.tolist()}
     if success is not None:
         features["next.success"] = {"dtype": "bool", "shape": [1], "names": None}
         columns["next.success"] = success
@@ -159,6 +168,30 @@ def test_failed_episodes_of_a_data_set_are_not_imitated(tmp_path: Path, success:
 
 TASK = LiberoTask(tasks=["3"], assets="stand-in")
 SUITE = load_tasks("libero_object", range(10))
+
+
+def test_missing_outcomes_of_a_data_set_are_unknown(tmp_path: Path):
+    folder = dataset(tmp_path / "d", ramp(), success=[None] * 6 + [False] * 5 + [True])
+    episodes = demonstrations(folder, WANTED, tmp_path / "run", None, options=RENAMED)
+    assert episodes.success.tolist() == [UNKNOWN, SUCCEEDED]
+    assert episodes.terminated.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("values", "read"), [([None, 3], [math.nan, 3.0]), ([0.5, 1.0], [0.5, 1.0])])
+def test_numbers_of_a_column_are_those_of_the_file(tmp_path: Path, values: list, read: list[float]):
+    further = {"cost": {"dtype": "int64", "shape": [1], "names": None}}
+    folder = dataset(tmp_path / "d", ramp(), further=further, cost=values * 6)
+    options = replace(RENAMED, columns={"cost": "cost"})
+    signals = demonstrations(folder, WANTED, tmp_path / "run", None, options=options).signals
+    assert signals is not None
+    np.testing.assert_equal(signals["cost"].numpy(), np.float32(read * 6))
+
+
+def test_numbers_that_do_not_fit_their_type_are_reported(tmp_path: Path):
+    further = {"cost": {"dtype": "uint8", "shape": [1], "names": None}}
+    folder = dataset(tmp_path / "d", ramp(), further=further, cost=[300] * 12)
+    with pytest.raises(UserError, match=r"cost is not of shape .* and uint8"):
+        demonstrations(folder, WANTED, tmp_path, None, options=replace(RENAMED, columns={"cost": "cost"}))
 
 
 def spoken(folder: Path, texts: list[str], form: str) -> Path:
