@@ -26,7 +26,7 @@ HUMAN = "human"
 MEANINGS = REWARD, SUCCESS, TERMINATED, TRUNCATED, HUMAN
 """Meanings of columns; columns with other names are signals, such as a cost."""
 NOT = "~"
-"""Sign before the name of a column of which the negation is read."""
+"""Sign before the name of a column of which the negation is read: minus its values for a reward, else 1 less them."""
 
 
 class Rewards(Enum):
@@ -51,7 +51,7 @@ class Part:
 class Columns:
     """Columns of a data set by meaning: `defaults` that are among its `features`, and those of the option `chosen`.
 
-    A choice of None leaves a default out; True or False is the success of all episodes.
+    A choice of None leaves a default out, and recorded outcomes; True or False is the success of all episodes.
 
     Raises:
         UserError: for a column that the data set `place` lacks, or that has more than a number for each step.
@@ -61,6 +61,7 @@ class Columns:
         self, place: object, features: Mapping[str, Any], defaults: Mapping[str, str], chosen: Mapping[str, Any]
     ) -> None:
         self.success = chosen[SUCCESS] if isinstance(chosen.get(SUCCESS), bool) else None
+        self._without_outcomes = SUCCESS in chosen and chosen[SUCCESS] is None
         names = {meaning: name for meaning, name in defaults.items() if name.removeprefix(NOT) in features}
         names |= {meaning: name for meaning, name in chosen.items() if not isinstance(name, bool)}
         self.names = {meaning: name for meaning, name in names.items() if name is not None}
@@ -83,7 +84,9 @@ class Columns:
         if (name := self.names.get(meaning)) is None:
             return None
         values = np.asarray(rows[name.removeprefix(NOT)], np.float32).reshape(-1)
-        return 1.0 - values if name.startswith(NOT) else values
+        if not name.startswith(NOT):
+            return values
+        return -values if meaning == REWARD else 1.0 - values
 
     def parts(self, rows: Mapping[str, Any], length: int, outcome: bool | None) -> Iterator[Part]:
         """Parts of an episode of `length` rows with the recorded `outcome`; one part unless it ends in the middle.
@@ -103,7 +106,8 @@ class Columns:
                 is_complete = not np.isnan(success[begin:end]).any()
                 part_success = bool((success[begin:end] > 0.5).any()) or (False if is_complete else None)
             else:
-                part_success = outcome if end == length or outcome is False else None
+                recorded = None if self._without_outcomes else outcome
+                part_success = recorded if end == length or recorded is False else None
             last = end - 1
             if terminated is not None:
                 is_terminated = bool(terminated[last] > 0.5)
@@ -124,7 +128,8 @@ def parse_columns(option: Any) -> dict[str, Any]:  # noqa: ANN401 - as typed
     """
     columns = {} if option is None else option
     valid = isinstance(columns, Mapping) and all(
-        str(meaning).isidentifier() and (isinstance(name, str | None) or (meaning == SUCCESS and name in (True, False)))
+        str(meaning).isidentifier()
+        and (isinstance(name, str | None) or (meaning == SUCCESS and isinstance(name, bool)))
         for meaning, name in columns.items()
     )
     if not valid:

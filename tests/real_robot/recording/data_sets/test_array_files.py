@@ -20,7 +20,7 @@ from embodied.data.rewards import check_rewards
 from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
 from real_robot.recording.data_sets.data_set_reading import source_of
-from real_robot.recording.data_sets.outcomes import Rewards
+from real_robot.recording.data_sets.outcomes import Rewards, parse_columns
 from real_robot.recording.demonstrations import DemonstrationOptions, reader
 from real_robot.recording.recorded_task import join
 from tests.programs import Completed, run_program
@@ -260,6 +260,19 @@ def test_lerobot_columns_have_costs_and_endings(tmp_path: Path):
     half = Contract(contract.observation, contract.action, 0.2)
     resampled = read(data, half, names=named, resampling=True, columns={"cost": "cost"})
     assert resampled.signals["cost"].tolist() == [1.0] * 12
+
+
+def test_the_negation_of_a_cost_is_a_reward(tmp_path: Path):
+    columns = {"reward": "~effort", "idle": "~effort"}
+    episodes = read(robomimic(tmp_path), columns=columns)
+    assert episodes.reward[:4].tolist() == [0.0, -0.5, -1.0, -1.5]
+    assert episodes.signals["idle"][:4].tolist() == [1.0, 0.5, 0.0, -0.5]
+
+
+@pytest.mark.parametrize("success", [1, 0, 1.0])
+def test_the_success_of_all_episodes_is_true_or_false(success: float):
+    with pytest.raises(UserError, match="demonstration_columns"):
+        parse_columns({"success": success})
 
 
 def test_data_sets_are_mixed_with_what_all_of_them_have(tmp_path: Path):
