@@ -231,14 +231,23 @@ class Source:
 
     @cached_property
     def success(self) -> dict[int, bool | None]:
-        """Outcomes by episode, None where unknown; empty unless meta/episodes has them, as in our datasets."""
+        """Outcomes by episode, None where unknown; empty unless meta/episodes has them, as in our datasets.
+
+        Raises:
+            UserError: for other values than true, false, 1, 0 and null.
+        """
         import pyarrow.parquet as pq
 
         outcomes = {}
         for path in sorted((self.directory / "meta/episodes").glob("*/*.parquet")):
             if OUTCOME in pq.read_schema(path).names:
                 rows = pq.read_table(path, columns=["episode_index", OUTCOME]).to_pydict()
-                outcomes |= dict(zip(rows["episode_index"], rows[OUTCOME], strict=True))
+                for number, value in zip(rows["episode_index"], rows[OUTCOME], strict=True):
+                    unknown = value is None or value != value  # not a number, as pandas writes null
+                    if not (unknown or value in (True, False)):
+                        expected = f"expected true, false or null in {OUTCOME} of episode {number}"
+                        raise UserError(f"{path}: {expected}, got {value!r}; write that column again")
+                    outcomes[number] = None if unknown else bool(value)
         return outcomes
 
     @cached_property

@@ -177,6 +177,17 @@ def test_missing_outcomes_of_a_data_set_are_unknown(tmp_path: Path):
     assert episodes.terminated.tolist() == [False, True]
 
 
+def test_outcomes_of_episodes_are_true_false_or_unknown(tmp_path: Path):
+    folder = dataset(tmp_path / "d", ramp())
+    place = folder / "meta/episodes/chunk-000/file-000.parquet"
+    pq.write_table(pa.table({"episode_index": [0, 1], "success": [1.0, math.nan]}), place)
+    episodes = demonstrations(folder, WANTED, tmp_path / "run", None, options=RENAMED)
+    assert episodes.success.tolist() == [SUCCEEDED, UNKNOWN]
+    pq.write_table(pa.table({"episode_index": [0, 1], "success": ["yes", "no"]}), place)
+    with pytest.raises(UserError, match="in success of episode 0, got 'yes'"):
+        demonstrations(folder, WANTED, tmp_path / "another", None, options=RENAMED)
+
+
 @pytest.mark.parametrize(("values", "read"), [([None, 3], [math.nan, 3.0]), ([0.5, 1.0], [0.5, 1.0])])
 def test_numbers_of_a_column_are_those_of_the_file(tmp_path: Path, values: list, read: list[float]):
     further = {"cost": {"dtype": "int64", "shape": [1], "names": None}}
