@@ -185,7 +185,7 @@ def _contents(file: Any) -> dict[str, Any]:  # noqa: ANN401 - h5py's
     for path, member in _members(file):
         if isinstance(member, h5py.Dataset):
             header["shapes"][path] = list(member.shape or ())
-            header["dtypes"][path] = str(member.dtype)
+            header["dtypes"][path] = member.dtype.name  # float32 in any order of bytes
         else:
             header["attributes"][path] = {name: _text(value) for name, value in member.attrs.items()}
     return header

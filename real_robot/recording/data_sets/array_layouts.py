@@ -8,6 +8,7 @@ Letters: L steps of a trajectory.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ DEMO = "data/demo_"
 EPISODE = "episode_"
 MASK = "mask/"
 METADATA = "metadata.json"
+NO_ROWS = "none; if it is stored column by column, save numpy.ascontiguousarray of it"
 Read = Callable[[str], Array]
 """Function that reads a whole array."""
 
@@ -84,7 +86,7 @@ def _robomimic(path: Path, contents: Contents, read: Read, selection: str | None
         groups = {group: members for group, members in groups.items() if group.rpartition("/")[2] in chosen}
     trajectories = []
     for group, members in groups.items():
-        length = _length(path, group, members, "actions")
+        length = _length(f"{path}, {group}", members, "actions")
         required = {name for name in members if name.startswith(("obs/", "next_obs/"))} | {"rewards", "dones"}
         _check_lengths(f"{path}, {group}", {name: members[name] for name in required & members.keys()}, length)
         rows: dict[str, Slice] = {}
@@ -113,7 +115,7 @@ def _minari(path: Path, contents: Contents) -> Layout:
     _check_metadata(path, len(groups))
     trajectories = []
     for group, members in groups.items():
-        length = _length(path, group, members, "actions")
+        length = _length(f"{path}, {group}", members, "actions")
         required = {"rewards", "terminations", "truncations"}
         _check_lengths(f"{path}, {group}", {name: members.get(name, ()) for name in required}, length)
         observations = {name: shape for name, shape in members.items() if name.split("/")[0] == "observations"}
@@ -156,12 +158,18 @@ def _flat(path: Path, contents: Contents, read: Read) -> Layout:
     step. `masks` are zero where it terminates.
     """
     shapes = contents.shapes
-    count = shapes["actions"][0]
+    count = _length(str(path), shapes, "actions")
     is_d4rl = "timeouts" in shapes
     required = {"observations", "actions", "terminals", "timeouts", "rewards", "masks", "next_observations"}
     _check_lengths(str(path), {name: shapes[name] for name in required & shapes.keys()}, count)
-    if not is_d4rl and path.suffix != ".npz":
-        raise UserError(f"{path} has no array timeouts, without which episodes that a time limit ended are not known")
+    if not is_d4rl and (path.suffix != ".npz" or ("rewards" in shapes and "masks" not in shapes)):
+        masks = ", or masks (OGBench)" if path.suffix == ".npz" else ""
+        raise UserError(
+            f"{path} has no array timeouts, without which episodes that a time limit ended are not known; add timeouts"
+            f" (D4RL){masks}"
+        )
+    if wide := [name for name in ("terminals", "timeouts") if math.prod(shapes.get(name, (count,))) != count]:
+        raise UserError(f"{path}: expected a number for each step in {wide[0]}, got {list(shapes[wide[0]])}")
     ended = np.asarray(read("terminals")).reshape(-1) > 0.5
     if is_d4rl:
         ended |= np.asarray(read("timeouts")).reshape(-1) > 0.5
@@ -200,10 +208,11 @@ def _groups(contents: Contents, prefix: str) -> dict[str, dict[str, tuple[int, .
     return dict(sorted(groups.items(), key=lambda item: int(item[0].removeprefix(prefix))))
 
 
-def _length(path: Path, group: str, members: Mapping[str, tuple[int, ...]], name: str) -> int:
+def _length(place: str, members: Mapping[str, tuple[int, ...]], name: str) -> int:
     shape = members.get(name, ())
     if not shape or not shape[0]:
-        raise UserError(f"{path}, {group}: expected an array {name} with a row for each step, got {list(shape)}")
+        got = list(shape) if shape else NO_ROWS
+        raise UserError(f"{place}: expected an array {name} with a row for each step, got {got}")
     return shape[0]
 
 
@@ -211,5 +220,5 @@ def _check_lengths(place: str, shapes: Mapping[str, tuple[int, ...]], length: in
     """Raise UserError unless all arrays have `length` rows."""
     for name, shape in sorted(shapes.items()):
         if shape[:1] != (length,):
-            rows = f"{shape[0]} rows" if shape else "no rows"
+            rows = f"{shape[0]} rows" if shape else NO_ROWS
             raise UserError(f"{place}: expected {length} rows of {name}, as many as the actions need, got {rows}")

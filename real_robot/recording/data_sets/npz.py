@@ -27,7 +27,7 @@ def contents(path: Path) -> Contents:
     """
     with _opened(path) as file:
         heads = {name.removesuffix(SUFFIX): _head(file, name) for name in file.namelist() if name.endswith(SUFFIX)}
-    dtypes = {name: str(dtype) for name, (_, dtype) in heads.items()}
+    dtypes = {name: dtype.name for name, (_, dtype) in heads.items()}
     return Contents({name: shape for name, (shape, _) in heads.items()}, dtypes, {})
 
 

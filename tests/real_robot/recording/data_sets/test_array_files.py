@@ -19,6 +19,7 @@ from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes
 from embodied.data.rewards import check_rewards
 from embodied.data.store import EpisodeStore
 from embodied.errors import UserError
+from real_robot.recording.data_sets.contract import data_contract
 from real_robot.recording.data_sets.data_set_reading import source_of
 from real_robot.recording.data_sets.outcomes import Rewards, parse_columns
 from real_robot.recording.demonstrations import DemonstrationOptions, reader
@@ -299,6 +300,14 @@ def wrong(kind: str, folder: Path) -> Path:
         return path
     if kind == "short npz":
         return ogbench(folder, rewards=np.zeros(7))
+    if kind == "columns":
+        return ogbench(folder, actions=np.asfortranarray(np.zeros((8, 2))))
+    if kind == "wide":
+        return ogbench(folder, terminals=np.zeros((8, 2)))
+    if kind == "no masks":
+        path = folder / "own.npz"
+        np.savez(path, observations=states(3), actions=actions(3), rewards=np.ones(3), terminals=np.arange(3) == 2)
+        return path
     if kind == "missing episode":
         path = minari(folder / "data_set")
         metadata = path / "data/metadata.json"
@@ -330,6 +339,9 @@ def wrong(kind: str, folder: Path) -> Path:
         ("pickled", "has Python objects, which are never read"),
         ("cut npz", r"cannot read .*cube\.npz: BadZipFile"),
         ("short npz", "expected 8 rows of rewards, as many as the actions need, got 7 rows"),
+        ("columns", r"expected an array actions .*; if it is stored column by column, save numpy.ascontiguousarray"),
+        ("wide", r"expected a number for each step in terminals, got \[8, 2\]"),
+        ("no masks", r"has no array timeouts, .* are not known; add timeouts \(D4RL\), or masks \(OGBench\)"),
         ("missing episode", r"metadata.json has 3 episodes, main_data.hdf5 2; it is cut short"),
         ("several", r"has several data sets, cube.npz, hopper.hdf5; choose one, such as .*cube.npz"),
         ("nan", "has infinity or not a number in observation, from row 2 on"),
@@ -344,6 +356,22 @@ def test_a_wrong_data_set_gives_one_line(tmp_path: Path, kind: str, message: str
     with pytest.raises(UserError, match=message) as refused:
         read(wrong(kind, tmp_path))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("suffix", [".hdf5", ".npz"])
+def test_numbers_of_another_order_of_bytes_are_read(tmp_path: Path, suffix: str):
+    path = tmp_path / f"data{suffix}"
+    flags = {"terminals": np.arange(3) == 2, "timeouts": np.zeros(3)}
+    arrays = {"observations": states(3).astype(">f4"), "actions": actions(3), "rewards": np.arange(3, dtype=">f8")}
+    if suffix == ".npz":
+        np.savez(path, **arrays, **flags)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, values in (arrays | flags).items():
+                file[name] = values
+    options = DemonstrationOptions(demonstration_rate_hz=10.0).matching
+    assert {*data_contract(path, options, "1", 128, None).observation} == {"observation"}
+    assert read(path).reward.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_arrays_are_read_in_a_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
