@@ -28,6 +28,7 @@ from embodied.text import text_spec
 from real_robot.recording.data_sets.data_set_reading import DataSource, feature_names, source_of
 from real_robot.recording.data_sets.lerobot_files import TASK
 from real_robot.recording.data_sets.matching import MatchOptions
+from real_robot.recording.data_sets.outcomes import is_number
 from real_robot.recording.demonstrations import episode_folder, recordings_in
 from real_robot.recording.lerobot_dataset import ACTION, CAMERA
 from real_robot.recording.recording import Recording
@@ -53,8 +54,10 @@ def data_contract(
     several. Actions without limits have those that were recorded, and a margin.
 
     Raises:
-        UserError: if the data set has no contract of its own and lacks names, units or a rate.
+        UserError: if the data set has no contract of its own and lacks names, units or a rate, and for further units of
+            one that has its own.
     """
+    source = None
     if folder := episode_folder(path):
         episodes, contract, _ = stored.read(folder)
         actions = episodes.actions.numpy()
@@ -65,6 +68,8 @@ def data_contract(
         source = source_of(path, options)
         actions = source.column(ACTION) if ACTION in source.features else None
         contract = source.contract or _derived(source, options.names, units, image_size, instruction)
+    if units is not None and (source is None or source.contract is not None):
+        raise UserError(f"{path} has units of its own: leave out demonstration_units")
     observation = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     action = contract.action
     if actions is not None and not action.low:
@@ -83,10 +88,11 @@ def _derived(
     """Contract of a data set of somebody else."""
     own_names = {theirs: ours for ours, theirs in names.items()}
     features = {key: each for key, each in source.features.items() if key.startswith(PREFIX) or key == ACTION}
-    numeric = {key: each for key, each in features.items() if each["dtype"].startswith("float")}
-    flat = {key: each for key, each in numeric.items() if len(each["shape"]) == 1}
-    if ACTION not in flat:
-        raise UserError(f"{source.directory} has no feature {ACTION!r} of numbers; it has {', '.join(features)}")
+    flat = {key: each for key, each in features.items() if len(each["shape"]) == 1 and is_number(each["dtype"])}
+    if ACTION not in flat or not flat[ACTION]["dtype"].startswith("float"):
+        expected = f"expected a feature {ACTION!r} of floating-point numbers"
+        has = ", ".join(f"{key} of {each['dtype']}" for key, each in features.items())
+        raise UserError(f"{source.directory}: {expected}; it has {has}")
     if not source.rate_hz:
         raise UserError(f"{source.directory} does not state the rate of its rows; add demonstration_rate_hz=HZ")
     element_units = _units(source, {key: _elements(key, each) for key, each in flat.items()}, units)
@@ -106,7 +112,9 @@ def _derived(
         elif each["dtype"] in ("image", "video") and each["shape"][-1] == 3:
             specs[key] = TensorSpec(_reduced(each["shape"], image_size), dtype="uint8", camera=key)
         else:
-            log.warning(f"{source.directory}: {feature} is neither numbers nor RGB pictures, and is not read")
+            kind = f"{each['dtype']} of shape {each['shape']}"
+            expected = "neither a row of numbers nor RGB pictures of uint8"
+            log.warning(f"{source.directory}: {feature}, {kind}, is {expected}, and is not read")
     action = specs.pop(ACTION)
     texts = {text.strip() for text in source.tasks.values() if text.strip()} if TASK in source.features else set()
     if texts and (len(texts) > 1 if instruction is None else instruction):
@@ -155,6 +163,8 @@ def _units(source: DataSource, elements: Mapping[str, list[str]], units: Units |
             result[f"{key}.{name}"] = _unit_of(key, name, units) or before.get(f"{key}.{name}")
     if missing := [label for label, unit in result.items() if not unit]:
         raise UserError(_request(source, elements, missing))
+    if isinstance(units, Mapping):
+        _check_patterns(source, elements, units)
     if result != before:
         _store(source, result)
     return {key: [str(result[f"{key}.{name}"]) for name in names] for key, names in elements.items()}
@@ -164,10 +174,23 @@ def _unit_of(key: str, name: str, units: Units | None) -> str | None:
     """Unit of an element in the option: the most exact of the names that match it."""
     if units is None or isinstance(units, str):
         return units
-    labels = f"{key}.{name}", f"{key.removeprefix(PREFIX)}.{name}", name
+    labels = _labels(key, name)
     matches = [pattern for pattern in units if any(fnmatchcase(label, pattern) for label in labels)]
     exact = [label for label in labels if label in units]
     return units[exact[0]] if exact else units[max(matches, key=len)] if matches else None
+
+
+def _labels(key: str, name: str) -> tuple[str, ...]:
+    """Names of an element of the feature `key` in the option, from the most exact one on."""
+    return f"{key}.{name}", f"{key.removeprefix(PREFIX)}.{name}", name
+
+
+def _check_patterns(source: DataSource, elements: Mapping[str, list[str]], units: Mapping[str, str]) -> None:
+    """Raise UserError for names in the option `units` that are those of no element: their unit would be another."""
+    labels = [label for key, names in elements.items() for name in names for label in _labels(key, name)]
+    if unknown := [pattern for pattern in units if not any(fnmatchcase(label, pattern) for label in labels)]:
+        names = ", ".join(dict.fromkeys(name for each in elements.values() for name in each))
+        raise UserError(f"demonstration_units has {', '.join(unknown)}; expected names of {source.directory}: {names}")
 
 
 def _request(source: DataSource, elements: Mapping[str, list[str]], missing: list[str]) -> str:

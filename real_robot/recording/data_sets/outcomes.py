@@ -65,7 +65,7 @@ class Columns:
         names = {meaning: name for meaning, name in defaults.items() if name.removeprefix(NOT) in features}
         names |= {meaning: name for meaning, name in chosen.items() if not isinstance(name, bool)}
         self.names = {meaning: name for meaning, name in names.items() if name is not None}
-        numbers = {key for key, each in features.items() if np.prod(each["shape"]) == 1 and _is_number(each["dtype"])}
+        numbers = {key for key, each in features.items() if np.prod(each["shape"]) == 1 and is_number(each["dtype"])}
         for meaning, name in self.names.items():
             if name.removeprefix(NOT) not in numbers:
                 columns = ", ".join(sorted(numbers)) or "none"
@@ -160,5 +160,6 @@ def rewarded(episodes: Episodes, rewards: Rewards) -> Episodes:
     return replace(episodes, reward=reward)
 
 
-def _is_number(dtype: str) -> bool:
+def is_number(dtype: str) -> bool:
+    """Whether values of `dtype` are numbers, among which are true and false."""
     return dtype.startswith(("float", "int", "uint", "bool"))

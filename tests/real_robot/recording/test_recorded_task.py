@@ -291,6 +291,33 @@ def test_a_contract_has_the_names_and_limits_of_the_data(tmp_path: Path):
     assert all(low < 0 < high for low, high in zip(contract.action.low, contract.action.high, strict=True))
 
 
+def test_whole_numbers_of_a_data_set_are_observations(tmp_path: Path):
+    data = record(tmp_path / "data", 2, columns={"observation.contact": 1})
+    info = json.loads((data / "meta/info.json").read_text())
+    info["features"]["observation.contact"] = {"dtype": "uint8", "shape": [1], "names": None}
+    (data / "meta/info.json").write_text(json.dumps(info))
+    contract = contract_of(data)
+    assert contract.observation["contact"].shape == (1,)
+    read = demonstrations(data, contract, tmp_path / "run")
+    assert read.observation["contact"].unique().tolist() == [1.0]
+
+
+def test_units_of_names_that_a_data_set_does_not_have_are_refused(tmp_path: Path):
+    data = record(tmp_path / "data", 2)
+    with pytest.raises(UserError, match=r"demonstration_units has griper\.pos; expected names of .*gripper\.pos"):
+        contract_of(data, {"*": "deg", "griper.pos": "percent"})
+    assert not (data / "embodied_units.json").exists()
+
+
+def test_data_sets_with_units_take_no_others(tmp_path: Path):
+    contract = Contract({"joint": TensorSpec((1,), unit="rad")}, TensorSpec((1,), unit="rad"), control_dt_s=0.1)
+    with EpisodeWriter(tmp_path / "data", contract) as writer:
+        observation = TensorDict({"joint": torch.zeros(2, 1)}, [2])
+        writer.add(Episodes.of(observation, torch.zeros(2, 1)))
+    with pytest.raises(UserError, match="has units of its own: leave out demonstration_units"):
+        contract_of(tmp_path / "data", "deg")
+
+
 def test_episodes_may_have_unknown_actions(tmp_path: Path):
     data = record(tmp_path / "data", 3, unlabelled=1)
     contract = contract_of(data)
