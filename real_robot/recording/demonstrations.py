@@ -178,7 +178,7 @@ def demonstrations(
         matches[0].check_names(contract)
         for match in matches:  # all are checked before the first is decoded
             with _errors_of_data_set(paths[0], match.source):
-                readings.append(_begun(_read(match, contract, task, alone=len(paths) == 1)))
+                readings.append(_begun(_read(match, contract, alone=len(paths) == 1)))
         tasks = set()
         notes = []
         for number, (match, episodes) in enumerate(zip(matches, _alike(readings), strict=True)):
@@ -201,6 +201,8 @@ def demonstrations(
     settings = {"options": origin.get("options"), "task": type(task).__qualname__, "names": task_names}
     data_sets = [_data_set(path, contract) for path in paths]
     episodes = decoded_once(run, contract, origin, data_sets, decode, settings)
+    if options is not None and options.rewards is Rewards.TASK:  # not in the cache: they depend on the task's program
+        episodes = _rewarded(episodes, task, options.rewards)
     episodes = replace(episodes, sources=tuple(map(str, paths)))
     if weights is None or len(paths) == 1:
         return episodes
@@ -237,10 +239,11 @@ def _alike(readings: Sequence[tuple[list[Episodes], Iterator[Episodes]]]) -> Ite
     return (map(alike, chain(begin, others)) for begin, others in readings)
 
 
-def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
+def _read(match: Match, contract: Contract, *, alone: bool) -> Iterator[Episodes]:
     """Read the episodes of a source: a run's folder, arrays, recordings, or a LeRobot dataset."""
     rewards = match.options.rewards
-    return (_rewarded(each, task, rewards) for each in _recorded(match, contract, alone=alone))
+    episodes = _recorded(match, contract, alone=alone)
+    return episodes if rewards is Rewards.TASK else (_rewarded(each, None, rewards) for each in episodes)
 
 
 def _recorded(match: Match, contract: Contract, *, alone: bool) -> Iterator[Episodes]:

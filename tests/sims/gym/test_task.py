@@ -13,7 +13,9 @@ from tensordict import TensorDict
 import sims.gym.task
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.command_line.config import compose
-from embodied.data.episodes import Episodes
+from embodied.contract import Contract, TensorSpec
+from embodied.data.cache import VARIABLE
+from embodied.data.episodes import Episodes, EpisodeWriter
 from embodied.errors import UserError
 from embodied.evaluation import video
 from embodied.evaluation.evaluation import evaluate
@@ -24,6 +26,9 @@ from embodied.training.logging import Logger
 from embodied.training.loop import train
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
+from real_robot.recording.data_sets.matching import MatchOptions
+from real_robot.recording.data_sets.outcomes import Rewards
+from real_robot.recording.demonstrations import demonstrations
 from real_robot.sim_to_real.results import BackEndRun, compare
 from sims.gym.environment import GymEnvironment, resized
 from sims.gym.task import GymTask
@@ -211,3 +216,20 @@ def test_a_goal_environment_computes_rewards_of_recorded_episodes(tmp_path):
     without = replace(parts[0], final_observation=None)
     with pytest.raises(UserError, match="recorded episodes have no achieved_goal after every step"):
         GymTask(id="Goal-v0").recorded_rewards(without)
+
+
+def test_rewards_of_the_task_are_computed_anew_in_every_run(tmp_path, monkeypatch):
+    """Their program may have changed since the data set was decoded."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    goal = {"achieved_goal": TensorSpec((1,)), "desired_goal": TensorSpec((1,))}
+    contract = Contract(goal, TensorSpec((1,)), control_dt_s=0.1)
+    before = TensorDict({"achieved_goal": torch.zeros(1, 1), "desired_goal": torch.full((1, 1), 2.0)}, [1])
+    with EpisodeWriter(tmp_path / "logs", contract) as writer:
+        writer.add(Episodes.of(before, torch.zeros(1, 1), final_observation=before[0]))
+    options = MatchOptions(rewards=Rewards.TASK)
+    task = GymTask(id="Goal-v0")
+    assert demonstrations(tmp_path / "logs", contract, tmp_path / "a", task, options=options).reward.tolist() == [-2.0]
+    monkeypatch.setattr(
+        worlds.Goal, "compute_reward", lambda self, achieved, desired, info: np.full(len(achieved), 3.0)
+    )
+    assert demonstrations(tmp_path / "logs", contract, tmp_path / "b", task, options=options).reward.tolist() == [3.0]
