@@ -52,7 +52,7 @@ def sources(
     valid = isinstance(paths, list) and all(isinstance(path, str) for path in paths)
     if not (paths is None or (paths and valid)):
         raise UserError(f"expected {name}=DIR or '{name}=[DIR1,DIR2]', got {option!r}")
-    if len(set(paths or ())) < len(paths or ()):
+    if len({Path(path) for path in paths or ()}) < len(paths or ()):
         raise UserError(f"{name}={option} names a folder twice; use demonstration_weights")
     if weights is None:
         return paths
@@ -297,6 +297,7 @@ def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bo
     episodes, own_contract, origin = stored.read(folder)
     if own_contract.delay:
         raise UserError(f"{folder} has actions that were executed {own_contract.delay} steps later; use other episodes")
+    match.check_rate(1.0 / own_contract.control_dt_s)
     try:
         binding = contract.bind(own_contract)
     except UserError as error:

@@ -96,6 +96,7 @@ def read(paths: Sequence[str | Path], contract: Contract, match: Match) -> Itera
     count = 0
     for path in paths:
         recording = Recording(path)
+        match.check_rate(1.0 / recording.contract.control_dt_s)
         try:
             binding = contract.bind(replace(recording.contract, horizon=1, executed=1))
         except UserError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -94,10 +95,13 @@ class Source:
     @cached_property
     def tasks(self) -> dict[int, str]:
         """Task texts by index."""
-        lines = self.directory / "meta/tasks.jsonl"  # before v3
-        if lines.exists():
-            rows = map(loads, lines.read_text(encoding="utf-8").splitlines())
-            return {row[TASK]: row["task"] for row in rows}
+        path = self.directory / "meta/tasks.jsonl"  # before v3
+        if path.exists():
+            try:
+                rows = map(loads, path.read_text(encoding="utf-8").splitlines())
+                return {row[TASK]: row["task"] for row in rows}
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise UserError(f"cannot read the tasks in {path}: {_line(error)}") from error
         with needs_extra("robot"):
             import pyarrow.parquet as pq
         path = self.directory / "meta/tasks.parquet"
@@ -114,7 +118,8 @@ class Source:
         Raises:
             UserError: for files that are missing or damaged.
         """
-        return np.concatenate([np.asarray(self._column(key, table[key])) for table in self._groups([key], None)])
+        with self._readable():
+            return np.concatenate([np.asarray(self._column(key, table[key])) for table in self._groups([key], None)])
 
     def episodes(
         self, features: set[str], tasks: Callable[[str], int | None] | None = None
@@ -143,7 +148,7 @@ class Source:
         names = list(dict.fromkeys([*columns, "episode_index", "frame_index", *([TASK] if tasks else [])]))
         last = -1
         pending = []
-        try:
+        with self._readable():
             for table in self._groups(names, tasks):
                 numbers = table["episode_index"].to_numpy()
                 if not len(numbers):
@@ -156,10 +161,18 @@ class Source:
                         pending = []
                     last = int(numbers[begin])
                     pending.append(table.slice(begin, end - begin))
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"cannot read the data of {self.directory}: {_line(error)}") from error
         if pending:
             yield last, pa.concat_tables(pending)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Context in which errors of files of rows are a user's."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"cannot read the data of {self.directory}: {_line(error)}") from error
 
     def _groups(self, names: list[str], tasks: dict[int, int | None] | None) -> Iterator[Any]:
         """Yield the row groups of all files, in order, without rows of skipped tasks."""

@@ -108,6 +108,12 @@ class Match:
         """The data set's name for the contract's `name`."""
         return self.options.names.get(name, name)
 
+    def check_rate(self, stated_hz: float) -> None:
+        """Raise UserError if the option's rate is another than that which the data set states."""
+        rate_hz = self.options.rate_hz
+        if rate_hz and abs(rate_hz / stated_hz - 1.0) > 1e-4:
+            raise UserError(f"{self.source} states {stated_hz:g} Hz; leave out demonstration_rate_hz={rate_hz:g}")
+
     def check_names(self, contract: Contract) -> None:
         """Check that the option's names are the contract's.
 
@@ -132,9 +138,10 @@ class Match:
         """
         skipped = [text for text, number in self._numbers.items() if number is None]
         if skipped and len(skipped) == len(self._numbers):
+            choice = "choose task.tasks=[...], or " if self.convention else ""
             raise UserError(
                 f"no episodes of {', '.join(self.task_names)} in {self.source}, which has: {'; '.join(skipped)};"
-                f' choose task.tasks=[...], or say what they are: demonstration_tasks={{{self.task_names[0]}:["TEXT"]}}'
+                f' {choice}say what they are: demonstration_tasks={{{self.task_names[0]}:["TEXT"]}}'
             )
         if skipped:
             self.notes.append(f"episodes of other tasks are left out: {'; '.join(skipped)}.")

@@ -15,11 +15,12 @@ import torch
 from embodied.command_line.config import compose
 from embodied.contract import Contract, TensorSpec
 from embodied.data.demonstrations import folder_of, notes
-from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, read
+from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter, read
 from embodied.errors import UserError
 from real_robot.recording import lerobot_dataset
+from real_robot.recording.data_sets.data_set_reading import source_of
 from real_robot.recording.data_sets.matching import MatchOptions, match_options, resampled_reward, resampled_rows
-from real_robot.recording.demonstrations import demonstrations
+from real_robot.recording.demonstrations import demonstrations, sources
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Reading
@@ -203,6 +204,35 @@ def test_numbers_that_do_not_fit_their_type_are_reported(tmp_path: Path):
     folder = dataset(tmp_path / "d", ramp(), further=further, cost=[300] * 12)
     with pytest.raises(UserError, match=r"cost is not of shape .* and uint8"):
         demonstrations(folder, WANTED, tmp_path, None, options=replace(RENAMED, columns={"cost": "cost"}))
+
+
+def test_a_data_set_is_not_mixed_with_itself(tmp_path: Path):
+    folder = str(dataset(tmp_path / "d", ramp()))
+    with pytest.raises(UserError, match="names a folder twice"):
+        sources([folder, folder + "/"], None)
+
+
+@pytest.mark.parametrize("text", ['{"task_index": 0}', "no JSON"])
+def test_damaged_texts_of_tasks_give_one_line(tmp_path: Path, text: str):
+    folder = dataset(tmp_path / "d", ramp())
+    (folder / "meta/tasks.jsonl").write_text(text + "\n")
+    with pytest.raises(UserError, match=r"cannot read the tasks in .*tasks\.jsonl"):
+        _ = source_of(folder).tasks
+
+
+def test_damaged_rows_give_one_line_where_a_contract_is_derived(tmp_path: Path):
+    folder = dataset(tmp_path / "d", ramp())
+    (folder / "data/chunk-000/file-000.parquet").write_bytes(b"no rows")
+    with pytest.raises(UserError, match="cannot read the data of"):
+        source_of(folder).column("action")
+
+
+def test_a_folder_of_episodes_states_its_rate(tmp_path: Path):
+    first = demonstrations(dataset(tmp_path / "d", ramp()), WANTED, tmp_path / "run", None, options=RENAMED)
+    with EpisodeWriter(tmp_path / "folder", WANTED) as writer:
+        writer.add(first)
+    with pytest.raises(UserError, match="states 10 Hz; leave out demonstration_rate_hz=50"):
+        demonstrations(tmp_path / "folder", WANTED, tmp_path / "b", None, options=MatchOptions(rate_hz=50.0))
 
 
 def spoken(folder: Path, texts: list[str], form: str) -> Path:
