@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -14,23 +15,28 @@ from itertools import count
 from pathlib import Path
 
 from embodied.commands import typed
+from embodied.data.demonstrations import INDEX
 from embodied.errors import UserError
 from embodied.placement.local import Processes
 from embodied.runtime.console import LOG, close_log, log_to
 from embodied.saving.checkpoint import BEST, FOLDER
 from embodied.saving.files import PASSING, make_folder, set_aside
+from embodied.saving.metrics import METRICS, read_rows
 from embodied.training.compute import enough_memory
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
 """Lock file of the process that uses the directory; contains its id."""
+TENSORBOARD = "tensorboard"
+BEGINNING = {"config.yaml", INDEX, METRICS, TENSORBOARD}
+"""Files of a run that has not learned yet; those of a refused run are removed, so that it can be corrected."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of a full disk."""
 
 
 @contextmanager
 def new_run(output: str | None, name: Path) -> Iterator[Path]:
-    """Create `output`, or a directory called `name`, for the body; it is removed if the body fails before writing.
+    """Create `output`, or a directory called `name`, for the body; it is removed if the body fails before learning.
 
     Raises:
         UserError: if `output` contains other files, or another process uses it.
@@ -45,10 +51,11 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
             with enough_memory():
                 yield directory
         except UserError:
-            if not _others(directory):
+            if {*_others(directory)} <= BEGINNING and not read_rows(directory / METRICS):
                 close_log()
-                for path in (directory / LOG, directory / LOCK):
-                    path.unlink(missing_ok=True)
+                shutil.rmtree(directory / TENSORBOARD, ignore_errors=True)
+                for name in BEGINNING | {LOG, LOCK}:
+                    (directory / name).unlink(missing_ok=True)
                 if created:
                     directory.rmdir()
             raise

@@ -59,6 +59,18 @@ def largest_file(size: int):
         sys.dont_write_bytecode = before[1]
 
 
+@pytest.mark.parametrize(("rows", "remains"), [("", False), ('{"step": 1, "time": 2.0}\n', True)])
+def test_a_run_that_is_refused_before_it_learns_leaves_no_folder(tmp_path: Path, rows: str, remains: bool):
+    output = tmp_path / "run"
+    with pytest.raises(UserError, match="unknown"), begin(output) as directory:
+        for name in ("config.yaml", "demonstrations.json"):
+            (directory / name).write_text("{}")
+        (directory / "tensorboard").mkdir()
+        (directory / "metrics.jsonl").write_text(rows)
+        raise UserError("rewards are unknown")
+    assert output.exists() == remains
+
+
 def test_runs_of_one_second_have_directories_of_their_own(tmp_path: Path):
     name = tmp_path / "hover" / "2030-01-01_12-00-00_seed0"
     with new_run(None, name) as first, new_run(None, name) as second, new_run(None, name) as third:
