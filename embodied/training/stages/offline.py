@@ -104,6 +104,8 @@ class OfflineStage(Stage[Mapping[str, float]]):
     def _fit_statistics(self) -> None:
         run = self.run
         observations, actions = self.demonstrations.by_weight()
+        if min(len(observations), len(actions)) < 2:  # the deviation of one number is not a number
+            raise UserError("the episodes to imitate have a single step, of which there are no statistics; record more")
         generator = seeding.generator(run.seed, "random play")
         observations = with_privileged(observations, run.contract, lambda rng: run.random_play(rng)[0], generator)
         run.policy.fit(observations.to(run.device), actions.to(run.device))

@@ -62,7 +62,7 @@ def largest_file(size: int):
 @pytest.mark.parametrize(("rows", "remains"), [("", False), ('{"step": 1, "time": 2.0}\n', True)])
 def test_a_run_that_is_refused_before_it_learns_leaves_no_folder(tmp_path: Path, rows: str, remains: bool):
     output = tmp_path / "run"
-    with pytest.raises(UserError, match="unknown"), begin(output) as directory:
+    with pytest.raises(UserError, match="unknown"), begin(output) as directory:  # noqa: PT012
         for name in ("config.yaml", "demonstrations.json"):
             (directory / name).write_text("{}")
         (directory / "tensorboard").mkdir()

@@ -232,6 +232,16 @@ def test_an_offline_learner_learns_from_failures_alone(tmp_path: Path):
         assert "all 6 episodes of" in refused.stderr, stages
 
 
+def test_a_single_step_has_no_statistics(tmp_path: Path):
+    position = TensorSpec((1,), unit="m", names=("x",))
+    contract = Contract({"position": position}, replace(position, low=(-1.0,), high=(1.0,)), 0.1)
+    with EpisodeWriter(tmp_path / "logs", contract) as writer:
+        for success in (True, True, False):
+            writer.add(Episodes.of(TensorDict({"position": torch.ones(1, 1)}, [1]), torch.ones(1, 1), success=success))
+    completed = train(tmp_path / "logs", tmp_path / "run", "policy=mlp", "policy.hidden=[8]", "sft.steps=2")
+    assert "the episodes to imitate have a single step" in completed.stderr
+
+
 def test_a_folder_of_other_shapes_than_its_contract_is_refused(tmp_path: Path):
     position = TensorSpec((1,), unit="m", names=("x",))
     contract = Contract({"position": position}, replace(position, low=(-1.0,), high=(1.0,)), 0.1)
