@@ -54,18 +54,21 @@ class Topics:
     def rows(self, times: Sequence[float], end: float) -> dict[str, Array]:
         """Values [L] by topic of the steps that begin at `times` [L], s; the last one ends at `end`."""
         edges = np.append(np.array(times), end)
-        meanings = {name.removeprefix(NOT): meaning for meaning, name in self.columns.names.items()}
-        return {label: self._steps(label, meaning, edges) for label, meaning in meanings.items()}
+        names = self.columns.names.items()
+        return {name.removeprefix(NOT): self._steps(name, meaning, edges) for meaning, name in names}
 
-    def _steps(self, label: str, meaning: str, edges: Array) -> Array:
+    def _steps(self, name: str, meaning: str, edges: Array) -> Array:
+        label = name.removeprefix(NOT)
         step = np.searchsorted(edges, self._times[label], side="right") - 1
         inside = (step >= 0) & (step < len(edges) - 1)
         step, values = step[inside], self._values[label][inside]
         counts = np.bincount(step, minlength=len(edges) - 1)
         sums = np.bincount(step, values, minlength=len(edges) - 1)
-        is_failure = meaning == SUCCESS and len(values) > 0 and not values.any()
+        negated = name.startswith(NOT)
+        marks = counts - sums if negated else sums
+        is_failure = meaning == SUCCESS and len(values) > 0 and not marks.any()
         if meaning in EVENTS or is_failure:
-            return sums
+            return 1.0 - marks if negated else marks  # a step without a message has no mark
         return np.where(counts > 0, sums, np.nan)
 
 

@@ -214,6 +214,9 @@ def test_topics_of_others_have_rewards_costs_and_marks(tmp_path: Path, monkeypat
     # the sum of the messages of a step; the one from before the next episode is of the last step
     np.testing.assert_array_equal(episodes.reward, [3.0, np.nan, -1.0, np.nan, 8.0, np.nan])
     assert episodes.signals["effort"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    negated = read("negated", success="~/good", terminated="~/over")  # no step without a message is over
+    assert negated.ends.tolist() == [3, 6]
+    assert negated.success.tolist() == [SUCCEEDED, FAILED]
     with pytest.raises(UserError, match=r"has no column /score .*, for demonstration_columns=reward; it has none"):
         read("a", reward="/score")
     with pytest.raises(UserError, match=r"topic /judge: a judge/msg/Score has no number in its field data .*:FIELD"):
