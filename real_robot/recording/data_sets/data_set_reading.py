@@ -28,7 +28,7 @@ from embodied.text import encode
 from real_robot.recording.data_sets.array_files import ArraySource, array_file
 from real_robot.recording.data_sets.lerobot_files import TASK, Cells, Source
 from real_robot.recording.data_sets.matching import Match, MatchOptions, resampled_reward, resampled_rows
-from real_robot.recording.data_sets.outcomes import HUMAN, REWARD, Columns, Part
+from real_robot.recording.data_sets.outcomes import HUMAN, REWARD, Columns, Part, is_number
 from real_robot.recording.lerobot_dataset import ACTION, CAMERA, STATE
 from real_robot.robots.robot import Array
 
@@ -64,6 +64,8 @@ def read(path: str | Path, contract: Contract, match: Match | None = None) -> It
     plan: _Plan = _Named(source, contract, match) if convention is None else _Conventional(source, contract, convention)
     is_resampled = match.options.resampling and convention is None and source.rate_hz
     ratio = source.rate_hz * contract.control_dt_s if is_resampled else 1.0
+    if isinstance(source, Source) and (note := source.incompleteness()):
+        match.notes.append(note)
     if match.any_text and TASK in source.features:
         for text in source.tasks.values():
             match.task_number(text)
@@ -277,6 +279,11 @@ class _Named:
         for feature in (name for name in candidates if name in self._source.features):
             shape = tuple(self._source.features[feature]["shape"])
             names = feature_names(self._source.features[feature])
+            dtype = self._source.features[feature]["dtype"]
+            if spec.is_picture and dtype not in ("image", "video"):
+                return f"expected pictures of uint8, got {dtype}"
+            if not spec.is_picture and not is_number(dtype):
+                return f"expected numbers, got {dtype}"
             if element_names and names and set(element_names) <= set(names) and not spec.is_picture:
                 return _Column(feature, spec, [names.index(name) for name in element_names])
             if element_names and names and not spec.is_picture:

@@ -112,6 +112,21 @@ class Source:
         except (OSError, ValueError, KeyError, StopIteration) as error:
             raise UserError(f"cannot read the tasks in {path}: {_line(error)}") from error
 
+    def incompleteness(self) -> str:
+        """Note on rows that meta/info.json counts and no file has, as after a broken download; "" if there are all.
+
+        Raises:
+            UserError: for files that are missing or damaged.
+        """
+        with needs_extra("robot"):
+            import pyarrow.parquet as pq
+        stated = self.info.get("total_frames")
+        with self._readable():
+            count = sum(pq.read_metadata(path).num_rows for path in self._files())
+        if not isinstance(stated, int) or count >= stated:
+            return ""
+        return f"only {count:,} of the {stated:,} rows that meta/info.json states; copy it again if files are missing."
+
     def column(self, key: str) -> Array:
         """The values of a feature of numbers in all rows, [R, ...].
 
@@ -164,6 +179,13 @@ class Source:
         if pending:
             yield last, pa.concat_tables(pending)
 
+    def _files(self) -> list[Path]:
+        """Files of rows, in order."""
+        files = sorted((self.directory / "data").glob("*/*.parquet"))
+        if not files:
+            raise UserError(f"cannot read the data of {self.directory}: there is no data/*/*.parquet")
+        return files
+
     @contextmanager
     def _readable(self) -> Iterator[None]:
         """Context in which errors of files of rows are a user's."""
@@ -180,11 +202,8 @@ class Source:
         import pyarrow.compute
         import pyarrow.parquet as pq
 
-        files = sorted((self.directory / "data").glob("*/*.parquet"))
-        if not files:
-            raise UserError(f"cannot read the data of {self.directory}: there is no data/*/*.parquet")
         task_indices = None if tasks is None else pa.array([index for index, task in tasks.items() if task is not None])
-        for path in files:
+        for path in self._files():
             with pq.ParquetFile(path, memory_map=True) as file:
                 if missing := [name for name in names if name not in file.schema_arrow.names]:
                     raise UserError(f"{path} lacks {', '.join(missing)}; it has {', '.join(file.schema_arrow.names)}")

@@ -358,6 +358,26 @@ def test_a_wrong_data_set_gives_one_line(tmp_path: Path, kind: str, message: str
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        ({"agentview_image": np.full((2, 8, 8, 3), 0.5, np.float32)}, "expected pictures of uint8, got float32"),
+        ({"observation": np.zeros((2, 2), np.complex64)}, "expected numbers, got complex64"),
+    ],
+)
+def test_observations_of_another_type_are_refused(tmp_path: Path, observed: dict[str, np.ndarray], expected: str):
+    path = tmp_path / "data.hdf5"
+    with h5py.File(path, "w") as file:
+        demo = file.create_group("data/demo_0")
+        for name, values in observed.items():
+            demo[f"obs/{name}"] = values
+        demo["actions"], demo["rewards"], demo["dones"] = actions(2), np.zeros(2), np.array([0, 1])
+    specs = {"agentview_image": TensorSpec((4, 4, 3), "uint8"), "observation": TensorSpec((2,))}
+    contract = Contract({name: specs[name] for name in observed}, TensorSpec((1,)), control_dt_s=0.1)
+    with pytest.raises(UserError, match=expected):  # floats of 0 to 1 would be black pictures
+        read(path, contract)
+
+
 @pytest.mark.parametrize("suffix", [".hdf5", ".npz"])
 def test_numbers_of_another_order_of_bytes_are_read(tmp_path: Path, suffix: str):
     path = tmp_path / f"data{suffix}"

@@ -227,6 +227,14 @@ def test_damaged_rows_give_one_line_where_a_contract_is_derived(tmp_path: Path):
         source_of(folder).column("action")
 
 
+def test_rows_that_a_broken_download_lacks_are_noted(tmp_path: Path):
+    folder = dataset(tmp_path / "d", ramp())
+    place = folder / "meta/info.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"total_frames": 18}))
+    demonstrations(folder, WANTED, tmp_path / "run", None, options=RENAMED)
+    assert any("only 12 of the 18 rows" in note for note in notes(tmp_path / "run"))
+
+
 def test_a_folder_of_episodes_states_its_rate(tmp_path: Path):
     first = demonstrations(dataset(tmp_path / "d", ramp()), WANTED, tmp_path / "run", None, options=RENAMED)
     with EpisodeWriter(tmp_path / "folder", WANTED) as writer:
