@@ -54,8 +54,8 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
             if {*_others(directory)} <= BEGINNING and not read_rows(directory / METRICS):
                 close_log()
                 shutil.rmtree(directory / TENSORBOARD, ignore_errors=True)
-                for name in BEGINNING | {LOG, LOCK}:
-                    (directory / name).unlink(missing_ok=True)
+                for path in BEGINNING - {TENSORBOARD} | {LOG, LOCK}:
+                    (directory / path).unlink(missing_ok=True)
                 if created:
                     directory.rmdir()
             raise
