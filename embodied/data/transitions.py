@@ -112,17 +112,18 @@ class Transitions:
         """Transitions from the observations `rows` [B].
 
         Returns {observation, actions [B, H, A], valid [B, H], reward [B], carry [B], returns [B], next_observation,
-        next_actions [B, K, A], goes_on [B]}: `reward` is that of the first K actions, `carry` the factor of the
-        following value. Only where `goes_on`, `next_actions` follow in the data.
+        next_actions [B, K, A], next_valid [B, K]}: `reward` is that of the first K actions, `carry` the factor of the
+        following value. Only where `next_valid`, `next_actions` follow in the data.
         """
         chunks = self.episodes.chunks(rows, horizon)
         following = self.episodes.chunks(self._following[rows], self.executed)
         return TensorDict(
             {
                 **{name: chunks[name] for name in ("observation", "actions", "valid")},
-                **{name: getattr(self, name)[rows] for name in ("reward", "carry", "returns", "goes_on")},
+                **{name: getattr(self, name)[rows] for name in ("reward", "carry", "returns")},
                 "next_observation": self._with_final(following["observation"], rows, self._final[rows]),
                 "next_actions": following["actions"],
+                "next_valid": following["valid"] & self.goes_on[rows].unsqueeze(1),
             },
             batch_size=[len(rows)],
         )

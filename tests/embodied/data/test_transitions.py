@@ -32,7 +32,8 @@ def test_transitions_by_hand() -> None:
     torch.testing.assert_close(batch["returns"], returns / view.scale)
     torch.testing.assert_close(batch["reward"], torch.tensor([2.0, 3.5, 3.0, 2.0, 4.0]) / view.scale)
     assert batch["carry"].tolist() == [0.25, 0.0, 0.0, 0.25, 0.5]
-    assert batch["goes_on"].tolist() == [True, False, False, False, False]
+    # the third step is the last one; nothing was recorded after the end of an episode
+    assert batch["next_valid"].tolist() == [[True, False], *[[False, False]] * 4]
     assert batch["next_observation", "x"][[0, 3, 4], 0].tolist() == [2.0, 12.0, 12.0]
     torch.testing.assert_close(batch["next_actions"][0, :, 0], torch.tensor([0.02, 0.02]))
     assert batch["valid"].tolist()[1] == [True, True, False]
