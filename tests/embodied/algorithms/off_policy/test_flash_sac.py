@@ -137,6 +137,20 @@ def test_rewards_are_scaled_by_running_returns() -> None:
     assert other.steps == 2 * 5 * 32
 
 
+def test_the_reward_of_a_simulation_that_blew_up_scales_no_others() -> None:
+    _, collector = make()
+    rollout = collector.collect(2)
+    broken, none = torch.zeros(2, 32, dtype=torch.bool), torch.zeros(2, 32, dtype=torch.bool)
+    broken[1, 0] = True
+    reward, executed = torch.zeros(2, 32, 2), torch.ones(2, 32, 2, dtype=torch.bool)
+    reward[0], reward[1, 0] = 4.0, 1e6
+    ends = {"terminated": broken, "truncated": none, "events": {"diverged": broken}}
+    scale = RunningReturnScale(0.5, 5.0)
+    scale.add(replace(rollout, reward=reward, executed=executed, **ends))
+    assert scale.largest == 6.0  # 4, then 4 + 2
+    assert scale.steps == 2 * 2 * 32 - 2
+
+
 def test_what_it_cannot_learn_from_is_refused() -> None:
     for options, message in (
         ({"hidden": [8, 16]}, "equally wide"),
