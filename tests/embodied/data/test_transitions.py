@@ -70,6 +70,18 @@ def test_data_sets_are_drawn_by_their_weights() -> None:
     assert float((rows < 3).float().mean()) == pytest.approx(0.9, abs=0.02)
 
 
+def test_a_minibatch_looks_up_the_episodes_of_its_own_observations(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighted = replace(episodes(), dataset_index=torch.tensor([0, 1]), weights=torch.tensor([0.5, 0.5]))
+    whole = Transitions(weighted, executed=1, discount=0.5)
+    part = whole.of_episodes(torch.tensor([False, True]))
+    monkeypatch.setattr(Episodes, "episode", property(lambda _: pytest.fail("looks up all observations")))
+    for view, expected in ((whole, {0, 1, 2, 3, 4}), (part, {3, 4})):
+        rows = view.draw(200, torch.Generator().manual_seed(0))
+        assert set(rows.tolist()) == expected
+        batch = view.take(rows, 1)
+        assert batch["next_observation", "x"][rows == 4].unique().tolist() == [12.0]  # the final observation
+
+
 def test_processes_share_a_draw_in_equal_parts() -> None:
     view = Transitions(episodes(), executed=1, discount=0.5)
     parts = [view.draw(6, torch.Generator().manual_seed(0), OneProcess(rank, 2)) for rank in range(2)]
