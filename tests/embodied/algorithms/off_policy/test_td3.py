@@ -225,7 +225,7 @@ def test_no_weight_changes_by_what_is_not_finite(fault: str) -> None:
     if fault == "reward":
         rollout.reward[:] = torch.nan
     else:
-        learner.q.inputs = lambda observation, actions: torch.cat(
+        learner.q.inputs = lambda observation, actions, **_: torch.cat(
             (policy.features(observation), (actions + (0.0 * actions.square()).sqrt()).flatten(1)), -1
         )
     before = [part.clone() for part in policy.mean_parameters()]

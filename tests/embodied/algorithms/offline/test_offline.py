@@ -25,6 +25,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.policy import Steering, TrainablePolicy
 from embodied.task import OfflineLearner, OfflineLearnerConfig
 from embodied.world import ALONE, OneProcess
+from policies.encoders.base import EncoderKind
 from policies.flow import FlowConfig
 from policies.generation.steering import SteeringConfig
 from policies.mlp import MLPConfig
@@ -324,6 +325,19 @@ def test_targets_and_actor_loss_of_rebrac_by_hand() -> None:
     error = (((own - batch["actions"]) / 0.25).square().sum(-1))[batch["valid"]].mean()
     learner._update_actor(batch, ALONE)
     assert learner.actor_loss == pytest.approx(float((-q.mean() / q.abs().mean() + 0.3 * error).detach()), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["rebrac", "iql with ddpg_bc"])
+def test_the_actors_loss_does_not_differentiate_the_critics_and_their_features(name: str) -> None:
+    policy, learner = make(LEARNERS[name], policy=SquashedConfig(hidden=[32], encoder=EncoderKind.FLAT))
+    assert len(list(policy.value_encoder.parameters()))  # features are learned
+    batch = batch_of(learner, torch.arange(64))
+    if isinstance(learner, ReBRAC):
+        learner._update_actor(batch, ALONE)
+    else:
+        learner._extract(batch, torch.zeros(64), 1.0, 0.0, ALONE)
+    assert all(each.grad is None for each in (*policy.critic_parameters(), *learner.q.critics.parameters()))
+    assert any(each.grad is not None for each in getattr(learner, "trained", policy).actor_parameters())
 
 
 def test_the_penalty_of_calql_by_hand() -> None:
