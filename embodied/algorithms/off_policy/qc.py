@@ -232,6 +232,7 @@ class QC(Composite):
     def _loss_of_one_step(self, policy: SteeredPolicy, observation: TensorDict) -> Tensor:
         shape = (len(observation), *policy.steering_noise_shape)
         noise = torch.randn(shape, generator=self.generator).to(policy.device)
+        observation = policy.encoded(observation, generates=True)  # once for both chunks
         actions, *_ = policy.steered(observation, noise)
         value = self.q.values(observation, self.q.scaled(actions), frozen=True).mean(0)
         # L = alpha |mu(s, z) - behaviour(s, z)|^2 - lambda Q(s, mu(s, z)), lambda = 1 / mean |Q|

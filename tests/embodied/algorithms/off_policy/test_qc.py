@@ -77,7 +77,11 @@ def test_the_loss_of_the_one_step_actor_by_hand() -> None:
     actions = (chunk * policy.action_std + policy.action_mean).clamp(-0.25, 0.25)
     value = learner.q.values(observation, actions / 0.25).mean(0)
     expected = 3.0 * distance - value.mean() / value.abs().mean()
+    encoded = []
+    hook = policy.encoder.register_forward_hook(lambda *_: encoded.append(1))
     loss = learner._loss_of_one_step(policy, observation)
+    hook.remove()
+    assert len(encoded) == 1  # for the actor's chunk and the behaviour's
     torch.testing.assert_close(loss, expected)
     gradient, *_ = torch.autograd.grad(loss, policy.steering_parameters()[-1:])
     by_hand, *_ = torch.autograd.grad(

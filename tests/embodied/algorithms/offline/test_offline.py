@@ -228,7 +228,10 @@ def test_losses_of_iql_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.cat((policy.features(batch["observation"]), batch["actions"][..., 0] / 0.25), -1)
     q_loss = (learner.q.critics.values(inputs) - target).square().mean(1).sum()
     monkeypatch.setattr(learner, "step", lambda each, *_: imitated.append(each["valid"]) or 0.0)
+    encoded, features = [], policy.features
+    monkeypatch.setattr(policy, "features", lambda each: encoded.append(torch.is_grad_enabled()) or features(each))
     metrics = learner._learn(batch, ALONE)
+    assert encoded == [False, False, True]  # s of the advantage, s' of the target, s that Q's loss differentiates
     v_loss = torch.where(advantage > 0, 0.9, 0.1) * advantage.square()
     assert metrics["state_value_loss"] == pytest.approx(float(v_loss.mean().detach()), rel=1e-5)
     assert metrics["value_loss"] == pytest.approx(float(q_loss.detach()), rel=1e-5)
