@@ -75,7 +75,7 @@ class ActionValues(Composite):
         return torch.cat((features, scaled.flatten(1)), -1)
 
     def values(self, observation: TensorDict, scaled: Tensor, *, frozen: bool = False) -> Tensor:
-        """Values [M, B] of all critics for `scaled` actions [B, K, A]; gradients of `frozen` ones reach actions alone."""
+        """Values [M, B] of all critics for `scaled` actions [B, K, A]; if `frozen`, gradients reach these alone."""
         with frozen_weights(self.critics) if frozen else nullcontext():
             return self.critics.values(self.inputs(observation, scaled, frozen=frozen))
 
