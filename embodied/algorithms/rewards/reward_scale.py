@@ -93,6 +93,9 @@ class RunningReturnScale:
         """Add the rewards of one rollout."""
         rewards = rollout.reward.double()
         running = torch.zeros_like(rewards[0, :, 0]) if self.running is None else self.running.to(rewards)
+        if rollout.episode_steps is not None:  # episodes may have been abandoned between rollouts
+            begins = rollout.episode_steps[0] == rollout.executed[0].sum(-1)
+            running = torch.where(begins.to(running.device), 0.0, running)
         returns = []
         counted = rollout.executed & rollout.simulated.unsqueeze(-1)
         for reward, executed, done in zip(rewards, counted, rollout.done, strict=True):

@@ -137,6 +137,17 @@ def test_rewards_are_scaled_by_running_returns() -> None:
     assert other.steps == 2 * 5 * 32
 
 
+def test_returns_of_abandoned_episodes_do_not_go_on_in_others() -> None:
+    _, collector = make()
+    none, executed = torch.zeros(3, 32, dtype=torch.bool), torch.tensor([True, False]).expand(3, 32, 2)
+    parts = {"reward": torch.full((3, 32, 2), 4.0), "executed": executed, "terminated": none, "truncated": none}
+    rollout, scale = replace(collector.collect(3), **parts), RunningReturnScale(0.5, 5.0)
+    # 4, 6, 7; the episode goes on: 7.5, 7.75, 7.875; another one begins
+    for before, expected in ((0, 7.0), (3, 7.875), (0, 7.0)):
+        scale.add(replace(rollout, episode_steps=before + torch.tensor([[1], [2], [3]]).expand(3, 32)))
+        assert scale.running.tolist() == [expected] * 32
+
+
 def test_the_reward_of_a_simulation_that_blew_up_scales_no_others() -> None:
     _, collector = make()
     rollout = collector.collect(2)
