@@ -135,7 +135,7 @@ class CalQL(SAC):
         exponents = []
         for reached in (None, observation, batch["next_observation"]):
             with torch.no_grad():
-                actions, log_density = self._candidates(reached, rows, recorded)
+                actions, log_density = self._candidates(reached, recorded)
             # [M, B, k]
             values = self.q.critics.values(torch.cat((features[rows], actions.flatten(1)), -1)).unflatten(
                 -1, (-1, count)
@@ -148,13 +148,17 @@ class CalQL(SAC):
         gap = torch.cat(exponents, -1).logsumexp(-1) - data
         return gap.mean(-1).sum(), gap.detach().mean()
 
-    def _candidates(self, observation: TensorDict | None, rows: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled actions [B * k, K, A] for `rows` of an observation, uniform without it, and log densities [B * k]."""
+    def _candidates(self, observation: TensorDict | None, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled actions [B * k, K, A], k successive ones for each row of `like` [B, K, A], and log densities [B * k].
+
+        They are the policy's for the `observation` [B], uniform without it.
+        """
+        count = self.options.sampled_actions
         if observation is not None:
-            return self._sample(observation[rows])
-        uniform = torch.rand((len(rows), *like.shape[1:]), generator=self.generator).to(like.device)
+            return self._sample(observation, count)
+        uniform = torch.rand((len(like) * count, *like.shape[1:]), generator=self.generator).to(like.device)
         # density of the uniform distribution on [-1, 1]^(K A)
-        return 2.0 * uniform - 1.0, like.new_full((len(rows),), like[0].numel() * math.log(0.5))
+        return 2.0 * uniform - 1.0, like.new_full((len(uniform),), like[0].numel() * math.log(0.5))
 
     def values(self) -> dict[str, Any] | None:
         """Critics with which a learner of the stage rl goes on, see `ActionValues.in_rewards`."""

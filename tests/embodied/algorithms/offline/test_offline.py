@@ -348,7 +348,11 @@ def test_the_penalty_of_calql_by_hand() -> None:
     batch, sampled = batch_of(learner, torch.arange(64)), []
     draw = learner._candidates
     learner._candidates = lambda *arguments: sampled.append(draw(*arguments)) or sampled[-1]
+    encoded = []
+    hook = policy.encoder.register_forward_hook(lambda _, __, output: encoded.append(len(output)))
     penalty, gap = learner._penalty(batch)
+    hook.remove()
+    assert encoded == [64, 64]  # observations and following ones, not once for each of four sampled actions
     features = policy.features(batch["observation"])
     terms = []
     for (actions, log_density), floor in zip(sampled, (None, batch["returns"], batch["returns"]), strict=True):
