@@ -165,7 +165,14 @@ class CalQL(SAC):
         return self.q.in_rewards()
 
     def largest_pass(self, passes: Passes) -> int | None:
-        """Bytes that the critics' minibatch with all sampled actions stores."""
-        observation = passes.observation(self.config.minibatch * (1 + 3 * self.options.sampled_actions))
-        actions = passes.actions(len(observation))[:, : self.policy.contract.executed]
-        return saved_bytes(lambda: self.q.values(observation, actions))
+        """Bytes that the critics' minibatch stores, and the penalty's with all sampled actions."""
+        minibatch = self.config.minibatch
+        count = 1 + 3 * self.options.sampled_actions
+        observation = passes.observation(minibatch)
+        actions = self.q.scaled(passes.actions(minibatch * count))
+
+        def penalty() -> Tensor:
+            features = self.policy.features(observation).repeat_interleave(count, 0)
+            return self.q.critics(torch.cat((features, actions.flatten(1)), -1))
+
+        return self.q.stored_bytes(passes, minibatch) + saved_bytes(penalty)

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from embodied import seeding
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.off_policy.qc import QCConfig
 from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQL, CalQLConfig
@@ -19,6 +20,7 @@ from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import IQL, Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
 from embodied.algorithms.offline.recap import RECAPConfig
+from embodied.algorithms.passes import MetaValues, Passes, on_meta
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
@@ -368,6 +370,18 @@ def test_the_penalty_of_calql_by_hand() -> None:
     lowered = replace(LEARNERS["calql"], calibrated=False)
     _, other = make(lowered, policy=POLICIES["calql"])
     assert other._penalty(batch)[0].item() < penalty.item()
+
+
+def test_the_memory_that_calql_plans_is_what_a_gradient_step_stores() -> None:
+    config = SquashedConfig(width=256, hidden=[32], encoder=EncoderKind.FLAT)
+    _, learner = make(LEARNERS["calql"], policy=config)
+    learner.fit(recorded(), 1)
+    batch = learner._batch()
+    stored = saved_bytes(lambda: learner.q.loss(batch, learner._target(batch)) + learner._penalty(batch)[0])
+    with MetaValues():
+        policy = on_meta(lambda: config.build(Reach(1).contract))
+        planned = LEARNERS["calql"].build(policy, torch.Generator()).largest_pass(Passes(policy, 1, 1))
+    assert planned == pytest.approx(stored, rel=0.02)  # 13 actions, and features once, of each observation
 
 
 def test_the_temperature_of_calql_reaches_what_the_wished_deviation_needs() -> None:
