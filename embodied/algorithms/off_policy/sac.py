@@ -347,7 +347,7 @@ class SAC(Composite):
         """
         if not self.config.bc_coefficient:
             return None
-        rows = self.replay.draw_imitable(self.config.minibatch, self.generator, successes=False)
+        rows = self.replay.draw_imitable(self.config.minibatch, self.generator, self.replay.interventions)
         if not len(rows[0]) + len(rows[1]):
             return None
         batch = self.replay.chunks(rows, self.policy.contract.horizon)
