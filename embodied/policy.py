@@ -403,8 +403,14 @@ class Reparameterised(TrainablePolicy):
     def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, H, A] in robot units from `noise` [N, *noise_shape], and their log_prob [N, P].
 
-        They are those of `act` for the same noise. The log-probability is that of all K executed actions.
+        They are those of `act` for the same noise. The log-probability is that of all K executed actions. There may be
+        several noises, one after another, for each of fewer observations, which are encoded once.
         """
+
+
+def repeated(parts: Tensor, count: int) -> Tensor:
+    """`parts` [N, ...], each several times, one after another, so that there are `count`."""
+    return parts if len(parts) == count else parts.repeat_interleave(count // len(parts), 0)
 
 
 class DiscretePolicy(TrainablePolicy):

@@ -23,6 +23,7 @@ from embodied.policy import (
     Reparameterised,
     inference,
     needs_value,
+    repeated,
     sum_of_executed,
 )
 from embodied.world import ALONE, World
@@ -116,7 +117,7 @@ class GaussianPolicy(FlatObservations, Reparameterised):
 
         As in `act` the log-probability is that of the actions before clamping; clamped elements have no gradient.
         """
-        _, actions, log_prob = self._sample(self._means(observation), noise.flatten(1))
+        _, actions, log_prob = self._sample(repeated(self._means(observation), len(noise)), noise.flatten(1))
         return actions, log_prob.sum(-2)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:

@@ -23,6 +23,7 @@ from embodied.policy import (
     Evaluation,
     Reparameterised,
     inference,
+    repeated,
     sum_of_executed,
     value_if_needed,
 )
@@ -91,7 +92,8 @@ class SquashedPolicy(ActorCritic, Reparameterised, DeterministicPolicy):
 
     def sample(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, H, A] from standard normal `noise` [N, H, A], and log_prob [N, 1], differentiable."""
-        raw, log_prob = self._sample(*self._gaussian(observation), noise)
+        mean, log_std = (repeated(each, len(noise)) for each in self._gaussian(observation))
+        raw, log_prob = self._sample(mean, log_std, noise)
         return self.to_robot(tanh(raw)), log_prob.sum(-2)
 
     def actions(self, observation: TensorDict) -> Tensor:

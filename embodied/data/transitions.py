@@ -65,9 +65,18 @@ class Transitions:
         self.goes_on = ~after["ended"]
         self._following = after["following"]
         self._final = after["final"]
-        self._usable_rows = (self.goes_on | after["terminated"] | self._final).nonzero().squeeze(1)
+        self._use((self.goes_on | after["terminated"] | self._final).nonzero().squeeze(1))
         if not len(self._usable_rows):
             raise UserError("no observation of the episodes has a known successor; record longer episodes")
+
+    def _use(self, rows: Tensor) -> None:
+        """Draw among `rows`, ascending, from now on."""
+        self._usable_rows = rows
+        self._sizes: Tensor | None = None  # [D] how many there are of each dataset, if datasets have weights
+        if self.episodes.weights is not None:
+            assert self.episodes.dataset_index is not None
+            datasets = self.episodes.dataset_index[self.episodes.episode[rows]]
+            self._sizes = torch.bincount(datasets, minlength=len(self.episodes.weights))
 
     def of_episodes(self, chosen: Tensor) -> Transitions:
         """The same transitions, of which only those of the episodes `chosen` [E] bool are drawn.
@@ -76,7 +85,7 @@ class Transitions:
             UserError: if there are none.
         """
         part = copy.copy(self)
-        part._usable_rows = self._usable_rows[chosen[self.episodes.episode[self._usable_rows]]]
+        part._use(self._usable_rows[chosen[self.episodes.episode[self._usable_rows]]])
         if not len(part._usable_rows):
             raise UserError("no observation of a part of the episodes has a known successor; record more episodes")
         return part
@@ -96,12 +105,10 @@ class Transitions:
         if count % world.size:
             raise UserError(f"batch={count} is shared by {world.size} processes; use a multiple of {world.size}")
         weights = self.episodes.weights
-        if weights is None:
+        size = self._sizes
+        if weights is None or size is None:
             rows = self._usable_rows[torch.randint(len(self._usable_rows), (count,), generator=generator)]
         else:
-            assert self.episodes.dataset_index is not None
-            datasets = self.episodes.dataset_index[self.episodes.episode[self._usable_rows]]
-            size = torch.bincount(datasets, minlength=len(weights))
             dataset = torch.multinomial(weights * (size > 0), count, replacement=True, generator=generator)
             # a dataset by its weight, then one of its observations uniformly
             position = torch.rand(count, dtype=torch.float64, generator=generator)
@@ -112,17 +119,18 @@ class Transitions:
         """Transitions from the observations `rows` [B].
 
         Returns {observation, actions [B, H, A], valid [B, H], reward [B], carry [B], returns [B], next_observation,
-        next_actions [B, K, A], goes_on [B]}: `reward` is that of the first K actions, `carry` the factor of the
-        following value. Only where `goes_on`, `next_actions` follow in the data.
+        next_actions [B, K, A], next_valid [B, K]}: `reward` is that of the first K actions, `carry` the factor of the
+        following value. Only where `next_valid`, `next_actions` follow in the data.
         """
         chunks = self.episodes.chunks(rows, horizon)
         following = self.episodes.chunks(self._following[rows], self.executed)
         return TensorDict(
             {
                 **{name: chunks[name] for name in ("observation", "actions", "valid")},
-                **{name: getattr(self, name)[rows] for name in ("reward", "carry", "returns", "goes_on")},
+                **{name: getattr(self, name)[rows] for name in ("reward", "carry", "returns")},
                 "next_observation": self._with_final(following["observation"], rows, self._final[rows]),
                 "next_actions": following["actions"],
+                "next_valid": following["valid"] & self.goes_on[rows].unsqueeze(1),
             },
             batch_size=[len(rows)],
         )
@@ -193,7 +201,9 @@ class Transitions:
         chosen = at_final.nonzero().squeeze(1)
         final = self.episodes.final_observation
         if final is not None and len(chosen):
-            after = cast(TensorDict, final[self.episodes.episode[rows[chosen]]])
+            # not `episodes.episode`, which looks up all observations
+            episode = torch.searchsorted(self.episodes.ends, self.episodes.first[rows[chosen]], right=True)
+            after = cast(TensorDict, final[episode])
             for key in observation.keys():  # noqa: SIM118 - of a TensorDict
                 if key not in after:
                     raise UserError(f"final observations of episodes have no {key}; leave them out of the data set")

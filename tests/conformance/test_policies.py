@@ -290,6 +290,15 @@ def test_samples_of_noise_are_those_that_are_scored(make):
     torch.testing.assert_close(actions, moved.clamp(torch.tensor(LOW), torch.tensor(HIGH)))
 
 
+@pytest.mark.parametrize("make", [*GAUSSIAN, "squashed"], indirect=True)
+def test_several_samples_of_an_observation_are_those_of_its_copies(make):
+    policy, observation = make(), observations(5, seed=1)
+    noise = torch.randn(15, *policy.noise_shape, generator=generator())
+    copies = observation[torch.arange(5).repeat_interleave(3)]
+    for several, single in zip(policy.sample(observation, noise), policy.sample(copies, noise), strict=True):
+        torch.testing.assert_close(several, single)
+
+
 @pytest.mark.parametrize("make", GAUSSIAN, indirect=True)
 def test_gradients_of_samples_are_finite_differences(make):
     policy = make().double()

@@ -116,6 +116,7 @@ class HGDAgger(Composite):
         before = self.replay.written
         self.replay.add(rollout)
         metrics = {"interventions": float(len(self.replay.own.intervened()))}
+        self.sft.follow_statistics(self.policy)
         losses = []
         pools = self._pools()
         # differences of rounded totals: fractions of a step add up over iterations

@@ -138,6 +138,7 @@ class SelfImitation(Composite):
         """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""
         self.replay.add(rollout)
         self._sort()
+        self.sft.follow_statistics(self.policy)
         rounds = self.config.rounds
         steps = self.config.gradient_steps
         done = min(math.floor(self.progress * rounds), rounds - 1)  # an extended run stays in the last round

@@ -24,7 +24,7 @@ from embodied.algorithms.passes import Passes
 from embodied.configuration import Configuration, Limit, NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from embodied.data.episodes import Episodes
 from embodied.errors import UserError
-from embodied.policy import SteeredPolicy, TrainablePolicy
+from embodied.policy import SteeredPolicy, TrainablePolicy, copy_statistics
 from embodied.world import ALONE, World
 
 RECENT = 50
@@ -88,6 +88,11 @@ class SFT(Composite):
             progress = self.gradient_steps / self.config.steps if planned else 1.0
             self.losses.append(self.step(batch, progress, world))
         return {"loss": sum(self.losses) / max(1, len(self.losses))}
+
+    def follow_statistics(self, policy: TrainablePolicy) -> None:
+        """Normalise observations as `policy` does, whose running statistics may have changed since the last call."""
+        for each in (self.policy, self.trained):
+            copy_statistics(each, policy)
 
     def step(
         self,

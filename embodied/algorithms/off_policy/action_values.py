@@ -68,16 +68,16 @@ class ActionValues(Composite):
         """Executed actions [B, K, A] of chunks [B, H, A] in robot units, scaled to [-1, 1]."""
         return (actions[:, : self.executed] - self.centre) / self.half_range
 
-    def inputs(self, observation: TensorDict, scaled: Tensor) -> Tensor:
-        """Inputs of the critics, [B, features + K * A], from `scaled` actions [B, K, A]."""
-        with torch.set_grad_enabled(self.trains_features and torch.is_grad_enabled()):
+    def inputs(self, observation: TensorDict, scaled: Tensor, *, frozen: bool = False) -> Tensor:
+        """Inputs of the critics, [B, features + K * A], from `scaled` actions [B, K, A]; features may be `frozen`."""
+        with torch.set_grad_enabled(self.trains_features and not frozen and torch.is_grad_enabled()):
             features = self.policy.features(observation)
         return torch.cat((features, scaled.flatten(1)), -1)
 
     def values(self, observation: TensorDict, scaled: Tensor, *, frozen: bool = False) -> Tensor:
-        """Values [M, B] of all critics for `scaled` actions [B, K, A]; `frozen` critics get no gradients."""
+        """Values [M, B] of all critics for `scaled` actions [B, K, A]; if `frozen`, gradients reach these alone."""
         with frozen_weights(self.critics) if frozen else nullcontext():
-            return self.critics.values(self.inputs(observation, scaled))
+            return self.critics.values(self.inputs(observation, scaled, frozen=frozen))
 
     def loss(self, batch: TensorDict, target: Tensor, weight: Tensor | float = 1.0) -> Tensor:
         """Loss of `step`, one scalar."""

@@ -45,9 +45,11 @@ class H2OConfig(SACConfig):
 
     `conservatism` is the weight of the penalty that lowers simulated values, discriminators have the layers `hidden`,
     `discriminator_learning_rate`, and normal noise of deviation `discriminator_noise` on their inputs in training.
+    With `keep_interventions` a person's actions in the simulator are drawn with the log, and count as simulated.
     """
 
     demonstration_share: Fraction = 0.5
+    keep_interventions: bool = False
     entropy_in_target: bool = False
     conservatism: NonNegativeFloat = 0.01
     discriminator_learning_rate: NonNegativeFloat = 3e-4
@@ -173,10 +175,16 @@ class H2O(SAC):
         super().__init__(policy, config, generator, demonstrations, actor)
         self.dynamics = DynamicsGap(self.q, config)
 
+    def _batch(self) -> TensorDict:
+        """Transitions, of which those that are logged, `is_real` [B], are the last."""
+        own, logged = self.replay.draw(self.config.minibatch, self.generator)
+        batch = self.replay.transitions((own, logged), self.config.lookahead, self.config.discount)
+        return batch.set("is_real", torch.arange(len(batch), device=self.policy.device) >= len(own))
+
     def _update_critics(self, batch: TensorDict) -> dict[str, Tensor]:
-        simulated = len(batch) - round(len(batch) * self.config.demonstration_share)
+        is_real = batch["is_real"]
+        simulated = len(batch) - int(is_real.sum())
         inputs = self.dynamics.inputs(batch)
-        is_real = torch.arange(len(batch), device=inputs.device) >= simulated
         goes_on = batch["carry"] > 0.0
         loss = self.dynamics.step(inputs, is_real, goes_on, self.generator, self.gradient_steps)
         gap = torch.where(goes_on, self.dynamics.gap(inputs), 0.0)

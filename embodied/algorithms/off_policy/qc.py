@@ -167,7 +167,8 @@ class QC(Composite):
         self.replay.add(rollout)
         if self.replay.written < self.config.warmup:
             return {}
-        steps = [self._step(progress) for _ in range(self.config.gradient_steps)]
+        own = None if self.config.imitate_failures else self.replay.own_imitable()
+        steps = [self._step(progress, own) for _ in range(self.config.gradient_steps)]
         if self.gradient_steps >= self.config.critic_warmup:
             self._act_by_values()
         return {name: float(torch.stack([step[name] for step in steps]).mean()) for name in steps[0]}
@@ -179,12 +180,13 @@ class QC(Composite):
         else:
             self.one_step.start_steering()
 
-    def _step(self, progress: float) -> dict[str, Tensor]:
+    def _step(self, progress: float, own: Tensor | None) -> dict[str, Tensor]:
+        """Take one step; the behaviour imitates the same decisions, or those among `own` and of demonstrations."""
         config = self.config
         rows = self.replay.draw(config.minibatch, self.generator)
         batch = self.replay.transitions(rows, config.lookahead, config.discount)
-        if not config.imitate_failures:
-            rows = self.replay.draw_imitable(config.minibatch, self.generator)
+        if own is not None:
+            rows = self.replay.draw_imitable(config.minibatch, self.generator, own)
         imitated = len(rows[0]) + len(rows[1]) > 0
         chunks = self.replay.chunks(rows, self.policy.contract.horizon) if imitated else None
         return self._learn(batch, chunks, progress)
@@ -232,6 +234,7 @@ class QC(Composite):
     def _loss_of_one_step(self, policy: SteeredPolicy, observation: TensorDict) -> Tensor:
         shape = (len(observation), *policy.steering_noise_shape)
         noise = torch.randn(shape, generator=self.generator).to(policy.device)
+        observation = policy.encoded(observation, generates=True)  # once for both chunks
         actions, *_ = policy.steered(observation, noise)
         value = self.q.values(observation, self.q.scaled(actions), frozen=True).mean(0)
         # L = alpha |mu(s, z) - behaviour(s, z)|^2 - lambda Q(s, mu(s, z)), lambda = 1 / mean |Q|

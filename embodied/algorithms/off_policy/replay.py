@@ -75,15 +75,16 @@ class MixedReplay(Composite):
         """See `EpisodeStore.add`."""
         self.own.add(rollout if self._encode is None else rollout.encoded(self._encode), **values)
 
-    def draw_imitable(self, count: int, generator: torch.Generator, *, successes: bool = True) -> tuple[Tensor, Tensor]:
-        """Rows of `count` decisions that a person made, or of episodes that did not fail; none if there are none.
-
-        Of the policy's own episodes they are those that succeeded, or none without `successes`; of demonstrations also
-        those of unknown outcome.
-        """
+    def own_imitable(self) -> Tensor:
+        """Rows of the learner's store that a person made, or of episodes that succeeded; the same until `add`."""
         own = self.interventions
-        if successes and self.own.written:
-            own = torch.cat((own, self.own.succeeded())).unique()
+        return torch.cat((own, self.own.succeeded())).unique() if self.own.written else own
+
+    def draw_imitable(self, count: int, generator: torch.Generator, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of `count` decisions, among `own` of the learner's store and demonstrations that did not fail.
+
+        There are none if there is nothing to draw from. The outcome of demonstrations may be unknown.
+        """
         total = len(self.imitable) + len(own)
         number = torch.randint(max(1, total), (count if total else 0,), generator=generator)
         recorded = number[number < len(self.imitable)]

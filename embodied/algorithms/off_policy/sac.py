@@ -295,9 +295,12 @@ class SAC(Composite):
         rows = self.replay.draw(self.config.minibatch, self.generator)
         return self.replay.transitions(rows, self.config.lookahead, self.config.discount)
 
-    def _sample(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """Scaled executed actions [B, K, A] of the actor and their log-probability [B], differentiable."""
-        actions, log_prob = self.actor.sample(observation, self._noise(len(observation)))
+    def _sample(self, observation: TensorDict, count: int = 1) -> tuple[Tensor, Tensor]:
+        """Scaled executed actions [B * count, K, A] of the actor and their log-probability [B * count], differentiable.
+
+        There are `count` successive samples of each observation [B], for an actor that is the whole policy.
+        """
+        actions, log_prob = self.actor.sample(observation, self._noise(len(observation) * count))
         return self.q.scaled(actions), log_prob.sum(-1)
 
     def _noise(self, count: int) -> Tensor:
@@ -344,7 +347,7 @@ class SAC(Composite):
         """
         if not self.config.bc_coefficient:
             return None
-        rows = self.replay.draw_imitable(self.config.minibatch, self.generator, successes=False)
+        rows = self.replay.draw_imitable(self.config.minibatch, self.generator, self.replay.interventions)
         if not len(rows[0]) + len(rows[1]):
             return None
         batch = self.replay.chunks(rows, self.policy.contract.horizon)

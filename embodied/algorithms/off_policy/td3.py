@@ -39,7 +39,7 @@ from embodied.data.episodes import Episodes
 from embodied.data.store import EpisodeStore
 from embodied.environment import Environment
 from embodied.errors import UserError
-from embodied.policy import Decision, DeterministicPolicy, Policy, TrainablePolicy
+from embodied.policy import Decision, DeterministicPolicy, Policy, TrainablePolicy, copy_statistics
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
 from embodied.world import ALONE, World
@@ -139,6 +139,7 @@ class TD3(Composite):
         self.replay.add(rollout)
         if self.replay.written < self.config.warmup:
             return {}
+        copy_statistics(self.target_policy, self.policy)  # running ones have changed since the last update
         linear_decay(self.actor_optimiser, progress, self.config.final_lr_share, self.config.learning_rate)
         linear_decay(self.q.optimiser, progress, self.config.final_lr_share, self.config.value_learning_rate)
         steps = [self._step() for _ in range(self.config.gradient_steps)]

@@ -135,7 +135,7 @@ class CalQL(SAC):
         exponents = []
         for reached in (None, observation, batch["next_observation"]):
             with torch.no_grad():
-                actions, log_density = self._candidates(reached, rows, recorded)
+                actions, log_density = self._candidates(reached, recorded)
             # [M, B, k]
             values = self.q.critics.values(torch.cat((features[rows], actions.flatten(1)), -1)).unflatten(
                 -1, (-1, count)
@@ -148,20 +148,31 @@ class CalQL(SAC):
         gap = torch.cat(exponents, -1).logsumexp(-1) - data
         return gap.mean(-1).sum(), gap.detach().mean()
 
-    def _candidates(self, observation: TensorDict | None, rows: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Scaled actions [B * k, K, A] for `rows` of an observation, uniform without it, and log densities [B * k]."""
+    def _candidates(self, observation: TensorDict | None, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Scaled actions [B * k, K, A], k successive ones for each row of `like` [B, K, A], and log densities [B * k].
+
+        They are the policy's for the `observation` [B], uniform without it.
+        """
+        count = self.options.sampled_actions
         if observation is not None:
-            return self._sample(observation[rows])
-        uniform = torch.rand((len(rows), *like.shape[1:]), generator=self.generator).to(like.device)
+            return self._sample(observation, count)
+        uniform = torch.rand((len(like) * count, *like.shape[1:]), generator=self.generator).to(like.device)
         # density of the uniform distribution on [-1, 1]^(K A)
-        return 2.0 * uniform - 1.0, like.new_full((len(rows),), like[0].numel() * math.log(0.5))
+        return 2.0 * uniform - 1.0, like.new_full((len(uniform),), like[0].numel() * math.log(0.5))
 
     def values(self) -> dict[str, Any] | None:
         """Critics with which a learner of the stage rl goes on, see `ActionValues.in_rewards`."""
         return self.q.in_rewards()
 
     def largest_pass(self, passes: Passes) -> int | None:
-        """Bytes that the critics' minibatch with all sampled actions stores."""
-        observation = passes.observation(self.config.minibatch * (1 + 3 * self.options.sampled_actions))
-        actions = passes.actions(len(observation))[:, : self.policy.contract.executed]
-        return saved_bytes(lambda: self.q.values(observation, actions))
+        """Bytes that the critics' minibatch stores, and the penalty's with all sampled actions."""
+        minibatch = self.config.minibatch
+        count = 1 + 3 * self.options.sampled_actions
+        observation = passes.observation(minibatch)
+        actions = self.q.scaled(passes.actions(minibatch * count))
+
+        def penalty() -> Tensor:
+            features = self.policy.features(observation).repeat_interleave(count, 0)
+            return self.q.critics(torch.cat((features, actions.flatten(1)), -1))
+
+        return self.q.stored_bytes(passes, minibatch) + saved_bytes(penalty)

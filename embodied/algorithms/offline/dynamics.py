@@ -138,6 +138,8 @@ class Dynamics(Composite):
         self.elites = torch.arange(config.elites)
         self.optimiser = torch.optim.Adam(self.ensemble.parameters(), config.learning_rate, fused=True)
         self.gradient_steps = 0
+        # those that `learn` had last, and of them what it learns from and what is held out
+        self._learned: tuple[Transitions, Transitions, Transitions] | None = None
 
     def fit(
         self, transitions: Transitions, steps: int, generator: torch.Generator, world: World = ALONE
@@ -167,10 +169,13 @@ class Dynamics(Composite):
 
     def learn(self, transitions: Transitions, generator: torch.Generator, *, is_last: bool) -> dict[str, float]:
         """Take one gradient step on all but the held-out episodes; choose the elites by these if it `is_last`."""
-        held_out = held_out_episodes(len(transitions.episodes.ends), self.config.held_out)
-        metrics = self.fit(transitions.of_episodes(~held_out), 1, generator)
+        if self._learned is None or self._learned[0] is not transitions:
+            held_out = held_out_episodes(len(transitions.episodes.ends), self.config.held_out)
+            self._learned = transitions, transitions.of_episodes(~held_out), transitions.of_episodes(held_out)
+        _, learned, held = self._learned
+        metrics = self.fit(learned, 1, generator)
         if is_last:
-            metrics["held_out_model_error"] = self.choose_elites(transitions.of_episodes(held_out))
+            metrics["held_out_model_error"] = self.choose_elites(held)
         return metrics
 
     @torch.no_grad()

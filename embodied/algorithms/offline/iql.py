@@ -143,7 +143,11 @@ class ImplicitValues(Composite):
 
     def advantage(self, observation: TensorDict, scaled: Tensor, generator: torch.Generator) -> Tensor:
         """Advantage A = min_j Q_j'(s, a) - V(s) of actions `scaled` [B, K, A], [B], differentiable in V only."""
-        return self.q.target_minimum(observation, scaled, generator) - self.state_value(observation)
+        with torch.no_grad():
+            inputs = self.q.inputs(observation, scaled)
+            value = self.q.targets.minimum(inputs, generator)
+        # both read the same features, which come first
+        return value - self.v.values(inputs[:, : self.policy.feature_size])[0]
 
     def step(self, batch: TensorDict, generator: torch.Generator, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Take gradient step number `step` of V and Q; returns A of the chunks of `batch` before it [B], and metrics.

@@ -130,7 +130,8 @@ class ReBRAC(Composite):
         # a' = clip(pi'(s') + noise, -1, 1)
         actions = (self.q.scaled(self.target_policy.actions(following)) + noise).clamp(-1.0, 1.0)
         values = self.q.target_minimum(following, actions, self.generator)
-        distance = (actions - self.q.scaled(batch["next_actions"])).square().sum((-2, -1)) * batch["goes_on"]
+        error = (actions - self.q.scaled(batch["next_actions"])).square().sum(-1)
+        distance = (error * batch["next_valid"]).sum(-1)
         return batch["reward"] + batch["carry"] * (values - self.config.critic_bc * distance)
 
     def _update_actor(self, batch: TensorDict, world: World) -> None:

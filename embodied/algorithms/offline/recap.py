@@ -158,10 +158,10 @@ class RECAP(SFT):
         target = self.target[rows].to(device)
         # [F, B], networks that learn an observation's return: not that of its fold
         learns = self.fold[rows].to(device) != torch.arange(self.config.folds, device=device).unsqueeze(1)
-        features = self.policy.features(observation)
-        loss = self.v.loss(features, target, learns.float())
-        with torch.no_grad():
-            held_out = self.v.loss(features, target, (~learns).float())
+        errors = self.v.config.errors(self.v(self.policy.features(observation)), target)
+        # L = sum over the networks of the mean error of the observations that each learns
+        loss = (errors * learns).mean(-1).sum()
+        held_out = (errors.detach() * ~learns).mean(-1).sum()
         step = self.gradient_steps + 1
         check_finite({"value loss": loss.detach()}, step)
         self.v_optimiser.zero_grad()

@@ -68,7 +68,8 @@ class RunningReturnScale:
     """Factor of rewards, so that returns are in [-bound, bound]: 1 / max(std, largest / bound) (arXiv 2604.04539).
 
     `std` is the standard deviation of running returns G <- discount G + r, which begin at 0 with each episode, and
-    `largest` their largest amount so far; 1 until there is a reward.
+    `largest` their largest amount so far; 1 until there is a reward. Decisions with unknown consequences do not count:
+    one reward of a simulation that blew up would make all others small for ever.
     """
 
     def __init__(self, discount: float, bound: float) -> None:
@@ -92,8 +93,12 @@ class RunningReturnScale:
         """Add the rewards of one rollout."""
         rewards = rollout.reward.double()
         running = torch.zeros_like(rewards[0, :, 0]) if self.running is None else self.running.to(rewards)
+        if rollout.episode_steps is not None:  # episodes may have been abandoned between rollouts
+            begins = rollout.episode_steps[0] == rollout.executed[0].sum(-1)
+            running = torch.where(begins.to(running.device), 0.0, running)
         returns = []
-        for reward, executed, done in zip(rewards, rollout.executed, rollout.done, strict=True):
+        counted = rollout.executed & rollout.simulated.unsqueeze(-1)
+        for reward, executed, done in zip(rewards, counted, rollout.done, strict=True):
             for action in range(reward.shape[-1]):
                 # G <- discount G + r, of executed actions
                 running = torch.where(executed[:, action], self.discount * running + reward[:, action], running)

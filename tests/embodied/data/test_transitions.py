@@ -32,7 +32,8 @@ def test_transitions_by_hand() -> None:
     torch.testing.assert_close(batch["returns"], returns / view.scale)
     torch.testing.assert_close(batch["reward"], torch.tensor([2.0, 3.5, 3.0, 2.0, 4.0]) / view.scale)
     assert batch["carry"].tolist() == [0.25, 0.0, 0.0, 0.25, 0.5]
-    assert batch["goes_on"].tolist() == [True, False, False, False, False]
+    # the third step is the last one; nothing was recorded after the end of an episode
+    assert batch["next_valid"].tolist() == [[True, False], *[[False, False]] * 4]
     assert batch["next_observation", "x"][[0, 3, 4], 0].tolist() == [2.0, 12.0, 12.0]
     torch.testing.assert_close(batch["next_actions"][0, :, 0], torch.tensor([0.02, 0.02]))
     assert batch["valid"].tolist()[1] == [True, True, False]
@@ -67,6 +68,18 @@ def test_data_sets_are_drawn_by_their_weights() -> None:
     weighted = replace(episodes(), dataset_index=torch.tensor([0, 1]), weights=torch.tensor([0.9, 0.1]))
     rows = Transitions(weighted, executed=1, discount=0.5).draw(4_000, torch.Generator().manual_seed(0))
     assert float((rows < 3).float().mean()) == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_minibatch_looks_up_the_episodes_of_its_own_observations(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighted = replace(episodes(), dataset_index=torch.tensor([0, 1]), weights=torch.tensor([0.5, 0.5]))
+    whole = Transitions(weighted, executed=1, discount=0.5)
+    part = whole.of_episodes(torch.tensor([False, True]))
+    monkeypatch.setattr(Episodes, "episode", property(lambda _: pytest.fail("looks up all observations")))
+    for view, expected in ((whole, {0, 1, 2, 3, 4}), (part, {3, 4})):
+        rows = view.draw(200, torch.Generator().manual_seed(0))
+        assert set(rows.tolist()) == expected
+        batch = view.take(rows, 1)
+        assert batch["next_observation", "x"][rows == 4].unique().tolist() == [12.0]  # the final observation
 
 
 def test_processes_share_a_draw_in_equal_parts() -> None:

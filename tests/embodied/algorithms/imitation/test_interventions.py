@@ -27,10 +27,11 @@ def make(
     *,
     demonstrations: bool = True,
     outcomes: tuple[int, int] = (UNKNOWN, UNKNOWN),
+    running_statistics: bool = False,
 ) -> tuple[MLPPolicy, HGDAgger, Collector]:
     torch.manual_seed(seed)
     env = Reach(32)
-    policy = MLPConfig(hidden=[32], initial_std=0.1).build(env.contract)
+    policy = MLPConfig(hidden=[32], initial_std=0.1, running_statistics=running_statistics).build(env.contract)
     policy.fit(env.reset(starts=torch.arange(32)), torch.zeros(1, 1))
     generator = torch.Generator().manual_seed(seed)
     config = replace(config, updates=0.25, sft=SFTConfig(batch=1200, learning_rate=3e-3))
@@ -127,6 +128,15 @@ def test_resumed_updates_equal_uninterrupted_ones() -> None:
     assert learner.update(rollout, 0.5) == other.update(rollout, 0.5)
     for a, b in zip(policy.parameters(), other_policy.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_copy_that_learns_reads_observations_by_the_statistics_of_the_policy() -> None:
+    policy, learner, collector = make(HGDAggerConfig(), running_statistics=True)
+    rollout = helped(collector.collect(2), 0, 3)
+    policy.renormalise(rollout.observation.apply(lambda each: each + 3.0))  # as the loop does after each update
+    learner.update(rollout, 0.0)
+    trained = dict(learner.sft.trained.named_buffers())
+    assert all(torch.equal(each, trained[name]) for name, each in policy.named_buffers())
 
 
 def test_the_pools_of_a_rollout_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

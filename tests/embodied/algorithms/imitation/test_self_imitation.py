@@ -33,14 +33,26 @@ def demonstrated(learner: SelfImitation) -> list[list[float]]:
     return episodes.chunks(torch.arange(len(episodes)), 2)["actions"].flatten(1).tolist()
 
 
-def make(seed: int = 0, envs: int = 32, **settings) -> tuple[MLPPolicy, SelfImitation, Collector]:
+def make(
+    seed: int = 0, envs: int = 32, *, running_statistics: bool = False, **settings
+) -> tuple[MLPPolicy, SelfImitation, Collector]:
     torch.manual_seed(seed)
-    policy = MLPConfig(hidden=[32], initial_std=0.4).build(Reach(1).contract)
+    policy = MLPConfig(hidden=[32], initial_std=0.4, running_statistics=running_statistics).build(Reach(1).contract)
     policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.zeros(1, 1))
     sft = SFTConfig(steps=400, batch=64, learning_rate=5e-3, final_learning_rate=5e-3, average=0.9)
     config = SelfImitationConfig(**({"gradient_steps": 30, "capacity": 5000, "sft": sft} | settings))
     learner = config.build(policy, demonstrations(), Reach(envs), torch.Generator().manual_seed(seed))
     return policy, learner, Collector(Reach(envs), policy, torch.Generator().manual_seed(seed), learner.starts)
+
+
+def test_the_network_of_a_round_reads_observations_by_the_statistics_of_the_policy():
+    policy, learner, collector = make(running_statistics=True)
+    rollout = collector.collect(6)
+    policy.renormalise(rollout.observation.apply(lambda each: each + 3.0))  # as the loop does after each update
+    learner.update(rollout, 0.0)
+    for network in (learner.sft.policy, learner.sft.trained):
+        other = dict(network.named_buffers())
+        assert all(torch.equal(each, other[name]) for name, each in policy.named_buffers())
 
 
 def test_only_chunks_of_successful_episodes_are_kept():

@@ -137,6 +137,31 @@ def test_rewards_are_scaled_by_running_returns() -> None:
     assert other.steps == 2 * 5 * 32
 
 
+def test_returns_of_abandoned_episodes_do_not_go_on_in_others() -> None:
+    _, collector = make()
+    none, executed = torch.zeros(3, 32, dtype=torch.bool), torch.tensor([True, False]).expand(3, 32, 2)
+    parts = {"reward": torch.full((3, 32, 2), 4.0), "executed": executed, "terminated": none, "truncated": none}
+    rollout, scale = replace(collector.collect(3), **parts), RunningReturnScale(0.5, 5.0)
+    # 4, 6, 7; the episode goes on: 7.5, 7.75, 7.875; another one begins
+    for before, expected in ((0, 7.0), (3, 7.875), (0, 7.0)):
+        scale.add(replace(rollout, episode_steps=before + torch.tensor([[1], [2], [3]]).expand(3, 32)))
+        assert scale.running.tolist() == [expected] * 32
+
+
+def test_the_reward_of_a_simulation_that_blew_up_scales_no_others() -> None:
+    _, collector = make()
+    rollout = collector.collect(2)
+    broken, none = torch.zeros(2, 32, dtype=torch.bool), torch.zeros(2, 32, dtype=torch.bool)
+    broken[1, 0] = True
+    reward, executed = torch.zeros(2, 32, 2), torch.ones(2, 32, 2, dtype=torch.bool)
+    reward[0], reward[1, 0] = 4.0, 1e6
+    ends = {"terminated": broken, "truncated": none, "events": {"diverged": broken}}
+    scale = RunningReturnScale(0.5, 5.0)
+    scale.add(replace(rollout, reward=reward, executed=executed, **ends))
+    assert scale.largest == 6.0  # 4, then 4 + 2
+    assert scale.steps == 2 * 2 * 32 - 2
+
+
 def test_what_it_cannot_learn_from_is_refused() -> None:
     for options, message in (
         ({"hidden": [8, 16]}, "equally wide"),

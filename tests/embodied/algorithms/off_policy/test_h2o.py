@@ -76,6 +76,20 @@ def test_discriminators_by_hand_leave_out_transitions_that_end_an_episode() -> N
     assert float(dynamics.step(inputs, is_real, goes_on, learner.generator, 1)) == pytest.approx(loss, rel=1e-4)
 
 
+def test_what_a_person_did_in_the_simulator_is_not_taken_for_real() -> None:
+    for kept in (False, True):
+        config, log = replace(CONFIG, keep_interventions=kept), recorded(2, mirrored=True)
+        _, learner, collector = make(config=config, log=log)
+        rollout = collector.collect(8)
+        learner.replay.add(replace(rollout, signals={"human": rollout.executed}))
+        state = learner.generator.get_state()
+        own, logged = learner.replay.draw(64, learner.generator)
+        assert (len(own) > 32) is kept  # the person's are drawn with the log, or not
+        learner.generator.set_state(state)
+        assert learner._batch()["is_real"].tolist() == [False] * len(own) + [True] * len(logged)
+        assert learner._update_critics(learner._batch())["simulator_weight"].isfinite()
+
+
 def test_learns_from_the_log_where_the_simulator_is_wrong() -> None:
     policy, learner, collector = make()
     for _ in range(25):

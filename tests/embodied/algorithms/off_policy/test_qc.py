@@ -77,7 +77,11 @@ def test_the_loss_of_the_one_step_actor_by_hand() -> None:
     actions = (chunk * policy.action_std + policy.action_mean).clamp(-0.25, 0.25)
     value = learner.q.values(observation, actions / 0.25).mean(0)
     expected = 3.0 * distance - value.mean() / value.abs().mean()
+    encoded = []
+    hook = policy.encoder.register_forward_hook(lambda *_: encoded.append(1))
     loss = learner._loss_of_one_step(policy, observation)
+    hook.remove()
+    assert len(encoded) == 1  # for the actor's chunk and the behaviour's
     torch.testing.assert_close(loss, expected)
     gradient, *_ = torch.autograd.grad(loss, policy.steering_parameters()[-1:])
     by_hand, *_ = torch.autograd.grad(
@@ -148,7 +152,7 @@ def test_the_behaviour_may_leave_out_what_failed() -> None:
     mixed = replace(episodes(), success=torch.tensor([SUCCEEDED, FAILED], dtype=torch.int8))
     _, learner, collector = make(demonstrations=mixed, demonstration_share=0.25, imitate_failures=False)
     learner.replay.add(helped(collector.collect(8), 0, 3))
-    own, recorded = learner.replay.draw_imitable(4000, learner.generator)
+    own, recorded = learner.replay.draw_imitable(4000, learner.generator, learner.replay.own_imitable())
     decisions = learner.replay.own.decisions(own)
     assert ((decisions["success"] == SUCCEEDED) | decisions["human"].any(-1)).all()
     assert set(own.unique().tolist()) == {
@@ -158,6 +162,15 @@ def test_the_behaviour_may_leave_out_what_failed() -> None:
     assert len(own.unique()) < len(learner.replay)
     assert (learner.replay.demonstrations.decisions(recorded)["success"] == SUCCEEDED).all()
     assert len(own) / 4000 == pytest.approx(len(own.unique()) / (len(own.unique()) + 4), abs=0.03)
+
+
+def test_what_the_behaviour_may_imitate_is_looked_up_once_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, learner, collector = make(warmup=1, gradient_steps=3, imitate_failures=False)
+    looked_up, succeeded = [], learner.replay.own.succeeded
+    monkeypatch.setattr(learner.replay.own, "succeeded", lambda: looked_up.append(1) or succeeded())
+    learner.update(collector.collect(8), 0.0)
+    assert learner.gradient_steps == 3
+    assert len(looked_up) == 1
 
 
 def test_a_behaviour_with_nothing_to_imitate_keeps_its_weights_while_critics_learn() -> None:

@@ -228,7 +228,8 @@ def test_actors_loss_with_imitation_by_hand() -> None:
     learner.generator.set_state(state)
     values = learner.q.values(observation, learner._sample(observation)[0]).mean(0).detach()
     # chunks from the four places of each demonstration, in half ranges; the last one ends after one action
-    demonstrated = learner.replay.chunks(learner.replay.draw_imitable(64, learner.generator, successes=False), 2)
+    rows = learner.replay.draw_imitable(64, learner.generator, learner.replay.interventions)
+    demonstrated = learner.replay.chunks(rows, 2)
     positions = demonstrated["observation", "position"].abs()
     assert {round(float(each), 2) for each in positions} == {0.9, 0.65, 0.4, 0.15}
     imitation = policy.loss(demonstrated["observation"], demonstrated["actions"], demonstrated["valid"]).detach()
@@ -242,7 +243,7 @@ def test_actors_loss_with_imitation_by_hand() -> None:
 def test_the_actor_does_not_imitate_failed_demonstrations_from_which_critics_learn() -> None:
     mixed = replace(episodes(), success=torch.tensor([SUCCEEDED, FAILED], dtype=torch.int8))
     _, learner, _ = make(0, RLPDConfig(), mixed, bc_coefficient=1.0)
-    rows = learner.replay.draw_imitable(64, learner.generator, successes=False)
+    rows = learner.replay.draw_imitable(64, learner.generator, learner.replay.interventions)
     assert (learner.replay.chunks(rows, 2)["observation", "position"] > 0.0).all()  # those of the first episode
     failures = mixed.part(1, 2)
     with pytest.raises(UserError, match="all 1 episodes of the demonstrations failed; imitation needs others"):

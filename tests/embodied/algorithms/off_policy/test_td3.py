@@ -173,6 +173,19 @@ def test_the_policy_moves_once_in_so_many_steps_and_its_targets_with_it() -> Non
     assert moved == [False, False, False, True]  # the first rows are warm-up
 
 
+def test_the_target_policy_reads_observations_by_the_statistics_of_the_policy() -> None:
+    env = Reach(32)
+    policy = MLPConfig(hidden=[8], running_statistics=True).build(env.contract)
+    policy.fit(env.reset(starts=torch.arange(32)), torch.zeros(1, 1))
+    config = TD3Config(warmup=1, minibatch=8, gradient_steps=1, policy_delay=2, target_noise=0.0, lookahead=1)
+    learner = config.build(policy, None, env, torch.Generator().manual_seed(0))
+    rollout = Collector(env, policy, torch.Generator().manual_seed(0)).collect(4)
+    policy.renormalise(rollout.observation.apply(lambda each: each + 3.0))  # as the loop does after each update
+    seen = rollout.observation[0]
+    learner.update(rollout, 0.0)  # of the critics alone: the weights of both policies are still the same
+    torch.testing.assert_close(learner.target_policy.actions(seen), policy.actions(seen))
+
+
 def test_learns_to_reach_from_sparse_reward() -> None:
     _, learner, collector = make(learning_rate=3e-3, value_learning_rate=3e-3, lookahead=1, gradient_steps=64)
     rates = []
@@ -212,7 +225,7 @@ def test_no_weight_changes_by_what_is_not_finite(fault: str) -> None:
     if fault == "reward":
         rollout.reward[:] = torch.nan
     else:
-        learner.q.inputs = lambda observation, actions: torch.cat(
+        learner.q.inputs = lambda observation, actions, **_: torch.cat(
             (policy.features(observation), (actions + (0.0 * actions.square()).sqrt()).flatten(1)), -1
         )
     before = [part.clone() for part in policy.mean_parameters()]

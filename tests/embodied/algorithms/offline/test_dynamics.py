@@ -46,6 +46,24 @@ def test_predicts_motion_reward_and_termination() -> None:
     assert (model.disagreement(far, actions) > 3 * model.disagreement(observation, actions)).all()
 
 
+def test_held_out_episodes_are_looked_up_once_for_all_gradient_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, transitions, generator = make()
+    parts, of_episodes = [], Transitions.of_episodes
+
+    def selected(view: Transitions, chosen: torch.Tensor) -> Transitions:
+        parts.append((view, chosen))
+        return of_episodes(view, chosen)
+
+    monkeypatch.setattr(Transitions, "of_episodes", selected)
+    for step in range(3):
+        metrics = model.learn(transitions, generator, is_last=step == 2)
+    assert [int(chosen.sum()) for _, chosen in parts] == [54, 6]
+    assert metrics["held_out_model_error"] > 0.0
+    others = Transitions(recorded(), 2, 0.9)
+    model.learn(others, generator, is_last=False)
+    assert [view for view, _ in parts[2:]] == [others, others]
+
+
 def test_the_loss_by_hand() -> None:
     model, transitions, _ = make()
     rows = transitions.spaced(1000)

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from embodied import seeding
 from embodied.algorithms.critics import CriticConfig
 from embodied.algorithms.imitation.sft import SFTConfig
+from embodied.algorithms.micro_batch import saved_bytes
 from embodied.algorithms.off_policy.qc import QCConfig
 from embodied.algorithms.off_policy.sac import WSRLConfig
 from embodied.algorithms.offline.calql import CalQL, CalQLConfig
@@ -19,12 +20,14 @@ from embodied.algorithms.offline.fql import FQLConfig, OfflineQCConfig
 from embodied.algorithms.offline.iql import IQL, Extraction, FamO2OConfig, FDVLConfig, IQLConfig, ValueLoss
 from embodied.algorithms.offline.rebrac import ReBRAC, ReBRACConfig, TD3BCConfig
 from embodied.algorithms.offline.recap import RECAPConfig
+from embodied.algorithms.passes import MetaValues, Passes, on_meta
 from embodied.data.transitions import Transitions
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.policy import Steering, TrainablePolicy
 from embodied.task import OfflineLearner, OfflineLearnerConfig
 from embodied.world import ALONE, OneProcess
+from policies.encoders.base import EncoderKind
 from policies.flow import FlowConfig
 from policies.generation.steering import SteeringConfig
 from policies.mlp import MLPConfig
@@ -227,7 +230,10 @@ def test_losses_of_iql_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.cat((policy.features(batch["observation"]), batch["actions"][..., 0] / 0.25), -1)
     q_loss = (learner.q.critics.values(inputs) - target).square().mean(1).sum()
     monkeypatch.setattr(learner, "step", lambda each, *_: imitated.append(each["valid"]) or 0.0)
+    encoded, features = [], policy.features
+    monkeypatch.setattr(policy, "features", lambda each: encoded.append(torch.is_grad_enabled()) or features(each))
     metrics = learner._learn(batch, ALONE)
+    assert encoded == [False, False, True]  # s of the advantage, s' of the target, s that Q's loss differentiates
     v_loss = torch.where(advantage > 0, 0.9, 0.1) * advantage.square()
     assert metrics["state_value_loss"] == pytest.approx(float(v_loss.mean().detach()), rel=1e-5)
     assert metrics["value_loss"] == pytest.approx(float(q_loss.detach()), rel=1e-5)
@@ -312,9 +318,11 @@ def test_targets_and_actor_loss_of_rebrac_by_hand() -> None:
     following = batch["next_observation"]
     actions = (learner.target_policy.actions(following) / 0.25 + noise).clamp(-1.0, 1.0)
     values = learner.q.targets.values(torch.cat((policy.features(following), actions.flatten(1)), -1)).amin(0)
-    distance = (actions - batch["next_actions"] / 0.25).square().flatten(1).sum(1) * batch["goes_on"]
+    count = batch["next_valid"].sum(1)
+    assert count.unique().tolist() == [0, 1, 2]  # one action is left of some episodes, two of others
+    error = (actions - batch["next_actions"] / 0.25).square()[..., 0]
+    distance = torch.where(count == 0, 0.0, error[:, 0] + torch.where(count == 2, error[:, 1], 0.0))
     expected = batch["reward"] + batch["carry"] * (values - 0.7 * distance)
-    assert 0 < int(batch["goes_on"].sum()) < 64
     torch.testing.assert_close(learner._target(batch, noise), expected.detach())
     own = policy.actions(batch["observation"])
     inputs = torch.cat((policy.features(batch["observation"]), own.flatten(1) / 0.25), -1)
@@ -324,12 +332,29 @@ def test_targets_and_actor_loss_of_rebrac_by_hand() -> None:
     assert learner.actor_loss == pytest.approx(float((-q.mean() / q.abs().mean() + 0.3 * error).detach()), rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["rebrac", "iql with ddpg_bc"])
+def test_the_actors_loss_does_not_differentiate_the_critics_and_their_features(name: str) -> None:
+    policy, learner = make(LEARNERS[name], policy=SquashedConfig(hidden=[32], encoder=EncoderKind.FLAT))
+    assert len(list(policy.value_encoder.parameters()))  # features are learned
+    batch = batch_of(learner, torch.arange(64))
+    if isinstance(learner, ReBRAC):
+        learner._update_actor(batch, ALONE)
+    else:
+        learner._extract(batch, torch.zeros(64), 1.0, 0.0, ALONE)
+    assert all(each.grad is None for each in (*policy.critic_parameters(), *learner.q.critics.parameters()))
+    assert any(each.grad is not None for each in getattr(learner, "trained", policy).actor_parameters())
+
+
 def test_the_penalty_of_calql_by_hand() -> None:
     policy, learner = make(LEARNERS["calql"], policy=POLICIES["calql"])
     batch, sampled = batch_of(learner, torch.arange(64)), []
     draw = learner._candidates
     learner._candidates = lambda *arguments: sampled.append(draw(*arguments)) or sampled[-1]
+    encoded = []
+    hook = policy.encoder.register_forward_hook(lambda _, __, output: encoded.append(len(output)))
     penalty, gap = learner._penalty(batch)
+    hook.remove()
+    assert encoded == [64, 64]  # observations and following ones, not once for each of four sampled actions
     features = policy.features(batch["observation"])
     terms = []
     for (actions, log_density), floor in zip(sampled, (None, batch["returns"], batch["returns"]), strict=True):
@@ -345,6 +370,18 @@ def test_the_penalty_of_calql_by_hand() -> None:
     lowered = replace(LEARNERS["calql"], calibrated=False)
     _, other = make(lowered, policy=POLICIES["calql"])
     assert other._penalty(batch)[0].item() < penalty.item()
+
+
+def test_the_memory_that_calql_plans_is_what_a_gradient_step_stores() -> None:
+    config = SquashedConfig(width=256, hidden=[32], encoder=EncoderKind.FLAT)
+    _, learner = make(LEARNERS["calql"], policy=config)
+    learner.fit(recorded(), 1)
+    batch = learner._batch()
+    stored = saved_bytes(lambda: learner.q.loss(batch, learner._target(batch)) + learner._penalty(batch)[0])
+    with MetaValues():
+        policy = on_meta(lambda: config.build(Reach(1).contract))
+        planned = LEARNERS["calql"].build(policy, torch.Generator()).largest_pass(Passes(policy, 1, 1))
+    assert planned == pytest.approx(stored, rel=0.02)  # 13 actions, and features once, of each observation
 
 
 def test_the_temperature_of_calql_reaches_what_the_wished_deviation_needs() -> None:

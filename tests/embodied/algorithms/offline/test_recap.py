@@ -111,7 +111,14 @@ def test_values_learn_without_their_fold() -> None:
     _, learner = make(folds=2)
     learner.fit(recorded(), 0)
     rows = (learner.fold == 0).nonzero().squeeze(1)
+    observation = learner.transitions.episodes.chunks(rows, 1)["observation"]
+    zero, one = learner.v.config.errors(learner.v(learner.policy.features(observation)), learner.target[rows]).mean(1)
+    passes = []
+    learner.v.register_forward_hook(lambda *_: passes.append(1))
     learner._learn_values(rows)
+    assert len(passes) == 1  # for what is learned and what is held out
+    assert learner.held_out_value_loss == pytest.approx(float(zero.detach()))
+    assert learner.value_loss == pytest.approx(float(one.detach()))
     gradients = [weight.grad for weight in learner.v.weights]
     assert all((each[0] == 0.0).all() and (each[1] != 0.0).any() for each in gradients if each is not None)
 
