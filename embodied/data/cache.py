@@ -29,6 +29,8 @@ from embodied.saving.versions import versions
 
 log = logging.getLogger(__name__)
 VARIABLE = "EMBODIED_CACHE"
+READING = 2
+"""Number of the way in which data sets are read: the next one where the same files are read otherwise."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def decode_once(
     Raises:
         UserError: for errors of `decode`, and where nothing can be written.
     """
-    complete = json.dumps({"version": versions().get("embodied-rl"), "format": FORMATS[-1], **identity}, sort_keys=True)
+    readers = {"version": versions().get("embodied-rl"), "format": FORMATS[-1], "reading": READING}
+    complete = json.dumps({**readers, **identity}, sort_keys=True)
     folder = cache_folder() / hashlib.sha256(complete.encode()).hexdigest()[:32]
     with _locked(folder), _written(folder):
         if folder.exists():
