@@ -139,6 +139,7 @@ class GrootPolicy(LearnedCameras):
     kind = "groot"
     reads = StretchedInputs
     tokenizes = GrootTokenizer
+    centres_constants = True
     model: GrootModel
     inputs: StretchedInputs
 

@@ -207,7 +207,9 @@ class Pi0FastPolicy(TrainablePolicy):
             return
         sizes = {"state": self.inputs.state_size, "action": self.actions}
         pairs = {part: [checkpoint.statistics[f"{part}_{each}"] for each in ("mean", "std")] for part in sizes}
-        state, action = (fitting(*pairs[part], size) for part, size in sizes.items())
+        state, action = (
+            fitting(*pairs[part], size, checkpoint.statistics[f"{part}_constant"]) for part, size in sizes.items()
+        )
         if state is None or action is None:
             stored_sizes = " and ".join(str(counted(*pair)) for pair in pairs.values())
             raise UserError(

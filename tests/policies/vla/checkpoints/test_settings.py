@@ -79,6 +79,23 @@ def test_state_and_action_are_normalised_as_the_configuration_says(kind: str, mo
     assert located(built(tmp_path, config)) == LOCATED[mode]
 
 
+@pytest.mark.parametrize("mode", ["MIN_MAX", "QUANTILES"])
+def test_a_constant_element_of_a_range_is_at_its_lower_end(tmp_path: Path, mode: str) -> None:
+    """LeRobot and openpi: 2 (x - low) / (high - low + epsilon) - 1, which is -1 of what never varied."""
+    config = lerobot(tmp_path, "pi05", normalization_mapping={"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode})
+    statistics = load_file(tmp_path / NORMALIZER)
+    for name in ("min", "max", "q01", "q99"):
+        statistics[f"observation.state.{name}"][0] = 0.5
+        statistics[f"action.{name}"][2] = 0.25
+    save_file(statistics, tmp_path / NORMALIZER)
+    policy, observation = built(tmp_path, config), seen(1)
+    observation["fingers"][:, 0] = 0.5
+    assert policy.inputs.prompts(observation)[0].split("State: ")[1].split()[0] == "0"  # the first bin
+    low = torch.tensor([VALUES["min" if mode == "MIN_MAX" else "q01"][1]] * 2 + [0.25])
+    policy.action_low.fill_(-100.0)  # nothing is clamped
+    torch.testing.assert_close(policy.to_robot(torch.full((32,), -1.0)), low)
+
+
 def test_each_part_has_its_own_normalisation_and_the_processor_comes_first(tmp_path: Path) -> None:
     mapping = {"VISUAL": "IDENTITY", "STATE": "MIN_MAX", "ACTION": "MEAN_STD"}
     config = lerobot(tmp_path, "pi05", normalization_mapping=mapping)
