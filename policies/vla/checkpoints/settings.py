@@ -27,6 +27,8 @@ REQUIRED = {
     "use_delta_joint_actions_aloha": False,
     "adapt_to_pi_aloha": False,
     "n_obs_steps": 1,
+    "use_visual_memory": False,
+    "use_proprioceptive_memory": False,
     "time_sampling_beta_alpha": 1.5,
     "time_sampling_beta_beta": 1.0,
     "time_sampling_scale": 0.999,

@@ -74,7 +74,7 @@ Modes = tuple[Mode, Mode]
 
 
 def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor]:
-    """Read `STATISTICS` and `CONSTANTS` in the format of transformers, LeRobot or openpi from `folder`; {} if there are none.
+    """Read `STATISTICS` and `CONSTANTS` as transformers, LeRobot or openpi wrote them in `folder`; {} if there are none.
 
     `key` names one of several data sets with openpi's statistics, or is "demonstrations": then they are not read.
 

@@ -111,6 +111,8 @@ def test_each_part_has_its_own_normalisation_and_the_processor_comes_first(tmp_p
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha is true"),
         ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha is true"),
         ({"n_obs_steps": 2}, "n_obs_steps is 2, and only 1 is supported"),
+        ({"use_visual_memory": True}, "use_visual_memory is true, and only false is supported"),
+        ({"use_proprioceptive_memory": True}, "use_proprioceptive_memory is true"),
         ({"time_sampling_beta_alpha": 1.0}, "time_sampling_beta_alpha is 1.0"),
         ({"image_resolution": [64, 64]}, "image_resolution is [64, 64], and the model reads [32, 32]"),
         ({"normalization_mapping": {"VISUAL": "MEAN_STD"}}, "the normalisation of VISUAL is MEAN_STD"),
