@@ -74,7 +74,7 @@ Modes = tuple[Mode, Mode]
 
 
 def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor]:
-    """Read `STATISTICS` and `CONSTANTS` as transformers, LeRobot or openpi wrote them in `folder`; {} if there are none.
+    """Read `STATISTICS` and `CONSTANTS` as transformers, LeRobot or openpi wrote them into `folder`; {} without.
 
     `key` names one of several data sets with openpi's statistics, or is "demonstrations": then they are not read.
 

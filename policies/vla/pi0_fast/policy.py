@@ -91,14 +91,7 @@ class Pi0FastConfig(Computing, PolicyConfig):
 
 
 class FastInputs(StatedInputs):
-    """Inputs of pi0-FAST: pi0.5's without the beginning of the answer, and a state of at least `padded` elements."""
-
-    padded = 0
-
-    def standardised_state(self, observation: TensorDict) -> Tensor:
-        """Robot's state [N, state_size or more], padded with zeros."""
-        state = super().standardised_state(observation)
-        return nn.functional.pad(state, (0, max(0, self.padded - state.shape[-1])))
+    """Inputs of pi0-FAST: pi0.5's without the beginning of the answer."""
 
     def prompts(self, observation: TensorDict, condition: Tensor | None = None) -> list[str]:
         """Prompts of the observations [N]."""

@@ -15,6 +15,8 @@ from embodied.execution.chunking import Running
 from embodied.policy import Steering
 from policies.generation.steering import SteeringConfig
 from policies.vla.checkpoints import settings
+from policies.vla.checkpoints.lerobot_publishing import publish as publish_lerobot
+from policies.vla.checkpoints.openpi_publishing import publish as publish_openpi
 from policies.vla.checkpoints.publishing import publish
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config
@@ -48,7 +50,7 @@ def lerobot(folder: Path, kind: str, **fields: object) -> type[Pi0Config]:
     save(folder, "lerobot")
     if kind == "pi05":
         save_file(named("lerobot"), folder / "model.safetensors", {"format": "pt"})
-    changed(folder, "config.json", type=kind, **fields)
+    changed(folder, "config.json", type=kind, **{"use_relative_actions": False, **fields})
     statistics = {f"observation.state.{name}": torch.full((2,), state) for name, (state, _) in VALUES.items()}
     statistics |= {f"action.{name}": torch.full((3,), action) for name, (_, action) in VALUES.items()}
     save_file(statistics, folder / NORMALIZER)
@@ -174,6 +176,28 @@ def test_relative_actions_that_cannot_be_computed_are_refused(tmp_path: Path) ->
     with pytest.raises(UserError, match="transformers' format has no actions relative to the state"):
         publish(built(tmp_path, config), tmp_path / "out", tmp_path, peft=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_state_in_prompts_of_lerobot_0_4_is_padded(tmp_path: Path) -> None:
+    """It pads the normalised state with zeros, bin 128, to max_state_dim; releases with relative actions do not."""
+    config = lerobot(tmp_path, "pi05", max_state_dim=4)
+    observation = seen(2)
+    prompt = built(tmp_path, config).inputs.prompts(observation)[0]
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["use_relative_actions"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    earlier = built(tmp_path, config)
+    assert earlier.inputs.prompts(observation)[0] == prompt.replace(";", " 128 128;")
+    assert earlier.act(observation).actions.shape == (2, 4, 3)
+    for write in (publish_lerobot, publish_openpi):
+        with pytest.raises(UserError, match=r"learned 4 elements for 2: train with max_state_dim=2 in config\.json"):
+            write(earlier, tmp_path / "out", tmp_path)
+    step = {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {"max_state_dim": 2}}
+    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))  # as target=lerobot writes it
+    assert built(tmp_path, config).inputs.prompts(observation)[0] == prompt
+    (tmp_path / "policy_preprocessor.json").unlink()
+    (tmp_path / NORMALIZER).unlink()  # such as LeRobot's base, which openpi has trained
+    assert settings.read(tmp_path, "pi05", adaptive=True).padded == 0
 
 
 @pytest.mark.parametrize("data_set", ["libero", "droid"])
