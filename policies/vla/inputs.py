@@ -130,17 +130,13 @@ class Inputs(nn.Module):
 def squared(images: Tensor, size: int, *, antialias: bool = True, centred: bool = True) -> Tensor:
     """Fit images [N, height, width, 3], uint8, into black squares: [N, 3, size, size] in [-1, 1].
 
-    Pixels are interpolated linearly, with `antialias` as in openpi's client, without as in LeRobot. Pictures are
-    `centred`, or at the bottom right with sides rounded down, as in LeRobot's SmolVLA.
+    Pixels are interpolated linearly, with `antialias` as in openpi's client, without as in LeRobot. Sides are rounded
+    down, as in both. Pictures are `centred`, or at the bottom right, as in LeRobot's SmolVLA.
     """
     scaled = images.movedim(-1, 1).float() / 127.5 - 1.0
     height, width = scaled.shape[-2:]
-    if centred:
-        share = size / max(height, width)
-        inner = max(1, round(height * share)), max(1, round(width * share))
-    else:
-        ratio = max(height, width) / size  # divided in LeRobot's order, which decides how sides are rounded down
-        inner = max(1, int(height / ratio)), max(1, int(width / ratio))
+    ratio = max(height, width) / size  # divided in openpi's and LeRobot's order, which decides about rounding
+    inner = max(1, int(height / ratio)), max(1, int(width / ratio))
     if inner != (height, width):
         scaled = nn.functional.interpolate(scaled, inner, mode="bilinear", antialias=antialias).clamp(-1.0, 1.0)
     top, left = size - inner[0], size - inner[1]

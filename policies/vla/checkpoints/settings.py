@@ -65,8 +65,9 @@ class Settings:
     `cameras` are names of the pictures that the model was trained with, if the configuration has them. `modes` are
     normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input; then the prompt has at
     least `padded` elements of the state, with padding. `relative` lists which elements of the action are relative to
-    the state at the chunk's beginning: further elements are, too, and none if it is empty. `antialias` is whether pictures are resized without aliasing, as by openpi's client; LeRobot does not.
-    An instruction has at most `longest` tokens.
+    the state at the chunk's beginning: further elements are, too, and none if it is empty. `antialias` is whether
+    pictures are resized without aliasing, as by openpi's client; LeRobot does not. An instruction has at most `longest`
+    tokens.
     """
 
     model: Any

@@ -225,6 +225,13 @@ def test_pictures_keep_their_aspect_in_a_black_square() -> None:
     torch.testing.assert_close(squared(ramp, 64)[0, 1, 7], torch.arange(64) / 127.5 - 1.0)
 
 
+def test_sides_of_pictures_are_rounded_down_as_in_openpi_and_lerobot() -> None:
+    white = torch.full((1, 480, 848, 3), 255, dtype=torch.uint8)
+    square = squared(white, 224)[0, 0].round()
+    # int(480 / (848 / 224)) = int(126.8) = 126 rows, of the 98 others 49 above
+    assert square[:, 0].tolist() == [-1.0] * 49 + [1.0] * 126 + [-1.0] * 49
+
+
 def test_tokens_are_words_without_a_tokenizer() -> None:
     made, observation = policy(), seen(2)  # "pick the milk", "open"
     tokens, real = made.inputs.tokens(observation)
