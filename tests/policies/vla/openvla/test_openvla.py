@@ -306,6 +306,9 @@ def test_statistics_that_are_missing_or_unknown_are_one_line(tmp_path: Path) -> 
     path.write_text(json.dumps({prismatic.KEY: {"action": prismatic.ACTION}}))
     with pytest.raises(UserError, match=f"the statistics of {prismatic.KEY} lack q01 or q99 of proprio"):
         policy(tmp_path)
+    path.write_text(json.dumps({"aloha1_fold_shirt": {"action": prismatic.ACTION, "proprio": prismatic.PROPRIO}}))
+    with pytest.raises(UserError, match=r"aloha1_fold_shirt is normalised by its extremes.*unnorm_key=demonstrations"):
+        policy(tmp_path)
     path.unlink()  # then those of config.json hold, as of OpenVLA itself
     with pytest.raises(UserError, match=r"of 2 data sets; choose policy\.unnorm_key=bridge_orig\|fractal"):
         policy(tmp_path)
