@@ -35,6 +35,8 @@ REQUIRED = {
     "time_sampling_offset": 0.001,
 }
 """Fields with their only supported value, which is also that of absent fields."""
+STATE = "observation.state"
+"""LeRobot's name of the robot's state."""
 RELATIVE_STEP = "relative_actions_processor"
 """Name of the step of LeRobot's processor that makes actions relative."""
 STATE_STEP = "pi05_prepare_state_tokenizer_processor_step"
@@ -258,6 +260,9 @@ def modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mod
         if unknown and options.get("enabled", True):
             raise ValueError(f"{PREPROCESSOR} has the step {name}, which is not supported")
         mapping |= options.get("norm_map") or {}
+        normalised = options.get("normalize_observation_keys")
+        if normalised is not None and STATE not in normalised:
+            mapping["STATE"] = Mode.IDENTITY.value
     if (visual := mapping.get("VISUAL", "IDENTITY")) != "IDENTITY":
         raise ValueError(f"the normalisation of VISUAL is {visual}, and only IDENTITY is supported")
     names = [mapping.get(part, MODES[kind].value) for part in ("STATE", "ACTION")]

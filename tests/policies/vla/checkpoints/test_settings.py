@@ -107,6 +107,16 @@ def test_each_part_has_its_own_normalisation_and_the_processor_comes_first(tmp_p
     assert located(built(tmp_path, config)) == (LOCATED["QUANTILE10"][0], LOCATED["MEAN_STD"][1])
 
 
+def test_a_state_that_the_processor_leaves_out_is_not_normalised(tmp_path: Path) -> None:
+    mapping = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
+    config = lerobot(tmp_path, "pi05", normalization_mapping=mapping)
+    for keys, state in ((["observation.images.front"], "IDENTITY"), (["observation.state"], "QUANTILES")):
+        options = {"norm_map": mapping, "normalize_observation_keys": keys}
+        step = {"registry_name": "normalizer_processor", "config": options}
+        (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+        assert located(built(tmp_path, config)) == (LOCATED[state][0], LOCATED["QUANTILES"][1])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
