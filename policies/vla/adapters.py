@@ -150,6 +150,7 @@ def read(model: FlowModel, folder: Path, base: Tensor) -> None:
         )
     full_modules = config.modules_to_save or []
     config.modules_to_save = None
+    config.lora_dropout = 0.0  # with which a chunk would be scored by other weights than those that sampled it
     try:
         _inject(model.native, config)
     except ValueError as error:
