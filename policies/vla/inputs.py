@@ -150,12 +150,14 @@ class Tokenizer:
     """Tokenizer of transformers in openpi's format: a beginning, the text, a line's end.
 
     Tokens of a text are cached, because the same few texts are read at every step. The model has `vocabulary` tokens.
-    Texts are padded to `longest` tokens, or where this is None, to those of the longest text of a batch.
+    Texts are padded to `longest` tokens, or where this is None, to those of the longest text of a batch. Underscores
+    become spaces if it `spaces_underscores`, as openpi does.
     """
 
     longest: int | None = LONGEST
     kind = "pi0"
     has_beginning = True
+    spaces_underscores = True
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:  # noqa: ANN401 - of transformers
         self.tokenizer = tokenizer
@@ -176,7 +178,8 @@ class Tokenizer:
     def _tokens(self, row: np.ndarray) -> list[int]:
         key = row.tobytes()
         if key not in self.cache:
-            text = " ".join(decode(row).replace("_", " ").split())
+            written = decode(row)
+            text = " ".join((written.replace("_", " ") if self.spaces_underscores else written).split())
             tokens = self._ids(text)
             if self.longest and len(tokens) > self.longest:
                 raise UserError(

@@ -111,6 +111,7 @@ class GrootTokenizer(Tokenizer):
 
     kind = "Eagle"
     has_beginning = False
+    spaces_underscores = False
     longest = None
     pictures = 1
     tokens_of_picture = 1

@@ -18,10 +18,13 @@ from embodied.policy import INITIAL_NOISE, Steering
 from embodied.text import encode, text_spec
 from policies.generation.base import Aggregate
 from policies.generation.steering import SteeringConfig
-from policies.vla.inputs import VOCABULARY, squared
+from policies.vla.groot.policy import GrootTokenizer
+from policies.vla.inputs import VOCABULARY, Tokenizer, squared
 from policies.vla.model import untrained
+from policies.vla.openvla.model import PromptTokenizer
 from policies.vla.pi0 import Pi0Config, Pi0Policy, Sampler
 from policies.vla.sizes import Size
+from policies.vla.smolvla.policy import SmolVLATokenizer
 from tests.programs import run_program
 
 TEXT = 16
@@ -241,6 +244,27 @@ def test_tokens_are_words_without_a_tokenizer() -> None:
     assert int(tokens.max()) < VOCABULARY
     observation["instruction"][:] = torch.from_numpy(encode("The MILK", TEXT))
     assert made.inputs.tokens(observation)[0].tolist() == [tokens[0, 1:].tolist()] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Tokenizer, "pick the cube"),
+        (SmolVLATokenizer, "pick_the cube"),
+        (GrootTokenizer, "pick_the cube"),
+        (PromptTokenizer, "pick_the cube"),
+    ],
+)
+def test_only_openpi_replaces_underscores_in_instructions(kind: type[Tokenizer], expected: str) -> None:
+    instructions = []
+
+    class Recorded(kind):
+        def _ids(self, instruction: str) -> list[int]:
+            instructions.append(instruction)
+            return [1]
+
+    Recorded(None, 2)(torch.from_numpy(encode("pick_the  cube", 20))[None])
+    assert instructions == [expected]
 
 
 def test_the_loss_of_several_noises_is_their_mean_and_reads_pictures_once() -> None:
