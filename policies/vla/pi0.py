@@ -139,8 +139,6 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
     kind = "pi0"
     reads = Inputs
     tokenizes = Tokenizer
-    centres_constants = False
-    """Whether constant elements are 0 also where published weights normalise by a range, whose lower end is -1."""
 
     def __init__(self, contract: Contract, config: Pi0Config) -> None:
         super().__init__()
@@ -413,7 +411,7 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
         if not pretrained.statistics:
             return
         pairs = [(pretrained.statistics[f"{part}_mean"], pretrained.statistics[f"{part}_std"]) for part in PARTS]
-        constants = [0.0 if self.centres_constants else pretrained.statistics[name] for name in CONSTANTS]
+        constants = [pretrained.statistics[name] for name in CONSTANTS]
         state, action = (fitting(*each, size, at) for each, size, at in zip(pairs, sizes, constants, strict=True))
         if state is None or action is None:
             published_sizes, own_sizes = (

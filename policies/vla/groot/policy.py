@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.errors import UserError
 from policies.generation.base import SMALLEST_STD
+from policies.vla.checkpoints.statistics import CONSTANTS
 from policies.vla.checkpoints.weights import Published, published
 from policies.vla.computing import layers
 from policies.vla.groot import weights as groot_weights
@@ -140,7 +141,6 @@ class GrootPolicy(LearnedCameras):
     kind = "groot"
     reads = StretchedInputs
     tokenizes = GrootTokenizer
-    centres_constants = True
     model: GrootModel
     inputs: StretchedInputs
 
@@ -175,6 +175,8 @@ class GrootPolicy(LearnedCameras):
 
     @torch.no_grad()
     def _take(self, pretrained: Published) -> None:
+        if pretrained.statistics:  # constant elements of its ranges are 0, and not -1
+            pretrained.statistics |= dict.fromkeys(CONSTANTS, torch.tensor(0.0, device="cpu"))
         super()._take(pretrained)
         assert isinstance(self.inputs.tokenizer, GrootTokenizer)
         self.inputs.tokenizer.pictures = len(self.inputs.cameras)
