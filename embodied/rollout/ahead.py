@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -12,9 +14,11 @@ from typing import Any, Self
 
 import torch
 
+from embodied.environment import Environment, in_real_time
 from embodied.networks.precision import Precision
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.runtime.interrupt import STOPPING
 from embodied.saving.tree import copy_tree
 
 
@@ -79,7 +83,8 @@ class CollectorAhead:
         """Drop the running rollout and the running episodes: new ones begin everywhere."""
         if self.running is not None:
             self.collector.cancelled = True
-            wait([self.running])
+            with _stopped(self.collector.env):
+                wait([self.running])
             self.collector.cancelled = False
             self.running = None
         self.collector.abandon()
@@ -123,3 +128,16 @@ class CollectorAhead:
         if "acting" in state:
             self.acting.load_state_dict(state["acting"])
             self._begin(state["decisions"])
+
+
+@contextmanager
+def _stopped(env: Environment) -> Iterator[None]:
+    """Context in which a robot holds and waits for nobody: a person may be away who has to begin its episode."""
+    if STOPPING.is_set() or not in_real_time(env):
+        yield
+        return
+    STOPPING.set()
+    try:
+        yield
+    finally:
+        STOPPING.clear()
