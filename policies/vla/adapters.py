@@ -34,6 +34,11 @@ TRAINED = (
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 """Files in peft's format."""
+KEPT = (
+    *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+)
+"""Fields of a configuration of adapters that say where they are, and how large their effect is."""
 PREFIX = "base_model.model."
 NAME = "default"
 """Prefix of tensor names in peft, and its name of a single adapter, which its files leave out."""
@@ -150,6 +155,7 @@ def read(model: FlowModel, folder: Path, base: Tensor) -> None:
         )
     full_modules = config.modules_to_save or []
     config.modules_to_save = None
+    config.lora_dropout = 0.0  # with which a chunk would be scored by other weights than those that sampled it
     try:
         _inject(model.native, config)
     except ValueError as error:
@@ -167,9 +173,7 @@ def write(native: nn.Module, folder: Path, weights: str, base: Tensor) -> None:
     from peft import LoraConfig
 
     config: Any = native.peft_config[NAME]
-    stored = LoraConfig(
-        **{key: getattr(config, key) for key in ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")}
-    )
+    stored = LoraConfig(**{key: getattr(config, key) for key in KEPT})
     stored.base_model_name_or_path, stored.inference_mode = weights, True
     names = {name for name, _ in native.named_modules()}
     stored.modules_to_save = [name for name in TRAINED if name in names]

@@ -130,17 +130,13 @@ class Inputs(nn.Module):
 def squared(images: Tensor, size: int, *, antialias: bool = True, centred: bool = True) -> Tensor:
     """Fit images [N, height, width, 3], uint8, into black squares: [N, 3, size, size] in [-1, 1].
 
-    Pixels are interpolated linearly, with `antialias` as in openpi's client, without as in LeRobot. Pictures are
-    `centred`, or at the bottom right with sides rounded down, as in LeRobot's SmolVLA.
+    Pixels are interpolated linearly, with `antialias` as in openpi's client, without as in LeRobot. Sides are rounded
+    down, as in both. Pictures are `centred`, or at the bottom right, as in LeRobot's SmolVLA.
     """
     scaled = images.movedim(-1, 1).float() / 127.5 - 1.0
     height, width = scaled.shape[-2:]
-    if centred:
-        share = size / max(height, width)
-        inner = max(1, round(height * share)), max(1, round(width * share))
-    else:
-        ratio = max(height, width) / size  # divided in LeRobot's order, which decides how sides are rounded down
-        inner = max(1, int(height / ratio)), max(1, int(width / ratio))
+    ratio = max(height, width) / size  # divided in openpi's and LeRobot's order, which decides about rounding
+    inner = max(1, int(height / ratio)), max(1, int(width / ratio))
     if inner != (height, width):
         scaled = nn.functional.interpolate(scaled, inner, mode="bilinear", antialias=antialias).clamp(-1.0, 1.0)
     top, left = size - inner[0], size - inner[1]
@@ -154,12 +150,14 @@ class Tokenizer:
     """Tokenizer of transformers in openpi's format: a beginning, the text, a line's end.
 
     Tokens of a text are cached, because the same few texts are read at every step. The model has `vocabulary` tokens.
-    Texts are padded to `longest` tokens, or where this is None, to those of the longest text of a batch.
+    Texts are padded to `longest` tokens, or where this is None, to those of the longest text of a batch. Underscores
+    become spaces if it `spaces_underscores`, as openpi does.
     """
 
     longest: int | None = LONGEST
     kind = "pi0"
     has_beginning = True
+    spaces_underscores = True
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:  # noqa: ANN401 - of transformers
         self.tokenizer = tokenizer
@@ -180,7 +178,8 @@ class Tokenizer:
     def _tokens(self, row: np.ndarray) -> list[int]:
         key = row.tobytes()
         if key not in self.cache:
-            text = " ".join(decode(row).replace("_", " ").split())
+            written = decode(row)
+            text = " ".join((written.replace("_", " ") if self.spaces_underscores else written).split())
             tokens = self._ids(text)
             if self.longest and len(tokens) > self.longest:
                 raise UserError(

@@ -37,7 +37,7 @@ from policies.kernels.flow import TimeGrid, prefix_mask, prefix_times
 from policies.kernels.narrowing import NarrowingNoise
 from policies.kernels.sampling import Field, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.vla import adapters
-from policies.vla.checkpoints.statistics import DEMONSTRATIONS, PARTS, counted, fitting
+from policies.vla.checkpoints.statistics import CONSTANTS, DEMONSTRATIONS, PARTS, counted, fitting
 from policies.vla.checkpoints.weights import Published, published
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.conditioning import Conditioned
@@ -139,6 +139,8 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
     kind = "pi0"
     reads = Inputs
     tokenizes = Tokenizer
+    centres_constants = False
+    """Whether constant elements are 0 also where published weights normalise by a range, whose lower end is -1."""
 
     def __init__(self, contract: Contract, config: Pi0Config) -> None:
         super().__init__()
@@ -411,7 +413,8 @@ class Pi0Policy(NarrowingNoise, Conditioned, Steerable, adapters.AdaptablePolicy
         if not pretrained.statistics:
             return
         pairs = [(pretrained.statistics[f"{part}_mean"], pretrained.statistics[f"{part}_std"]) for part in PARTS]
-        state, action = (fitting(*pair, size) for pair, size in zip(pairs, sizes, strict=True))
+        constants = [0.0 if self.centres_constants else pretrained.statistics[name] for name in CONSTANTS]
+        state, action = (fitting(*each, size, at) for each, size, at in zip(pairs, sizes, constants, strict=True))
         if state is None or action is None:
             published_sizes, own_sizes = (
                 " and ".join(map(str, each)) for each in ([counted(*pair) for pair in pairs], sizes)

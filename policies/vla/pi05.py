@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
@@ -43,9 +43,11 @@ class StatedInputs(Inputs):
 
     The range, between the first and the last of a hundred quantiles, is stored in `state` as middle and half width.
     Weights of openpi that were trained with discrete_state_input=False, and set `states_in_prompt` so, read no state.
+    The prompt has at least `padded` elements of the state, of which further ones are 0 when normalised.
     """
 
     states_in_prompt = True
+    padded = 0
 
     @torch.no_grad()
     def fit(self, observation: TensorDict) -> None:
@@ -68,7 +70,8 @@ class StatedInputs(Inputs):
             lines = [f"{label}\n" if label else "" for label in labels]
             return [f"{words}\n{line}" for words, line in zip(instructions, lines, strict=True)]
         edges = torch.linspace(-1.0, 1.0, BINS + 1, device=self.state.mean.device)[:-1]
-        state = self.standardised_state(observation).contiguous()
+        state = self.standardised_state(observation)
+        state = nn.functional.pad(state, (0, max(0, self.padded - self.state_size))).contiguous()
         bins = (torch.bucketize(state, edges, right=True) - 1).tolist()
         lines = [f"{label};\n" if label else "" for label in labels]
         states = [" ".join(map(str, row)) for row in bins] * turns
@@ -86,7 +89,7 @@ class StatedInputs(Inputs):
         longest = LONGEST
         if self.tokenizer is None:  # at most four letters per element
             text = observation[self.instruction].shape[-1] if self.instruction else 0
-            longest = 1 + len(FRAME + ACTION) + text + 4 * self.state_size
+            longest = 1 + len(FRAME + ACTION) + text + 4 * max(self.padded, self.state_size)
             longest += 0 if condition is None else 2 + max(map(len, LABELS.values()))
         rows = [self._ids(prompt) for prompt in self.prompts(observation, condition)]
         if too_long := max(0, *map(len, rows), longest) - longest:
@@ -115,3 +118,4 @@ class Pi05Policy(Pi0Policy):
     def _take(self, pretrained: Published) -> None:
         super()._take(pretrained)
         self.inputs.states_in_prompt = pretrained.settings.states_in_prompt
+        self.inputs.padded = pretrained.settings.padded

@@ -273,8 +273,13 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return (error.mean(-1) * valid).sum() / valid.sum().clamp_min(1)
 
     def normalised(self, actions: Tensor) -> Tensor:
-        """Normalise actions [..., A] in robot units, so that the range of the demonstrations is [-1, 1]."""
-        return 2.0 * (actions - self.action_from) / (self.action_to - self.action_from) - 1.0
+        """Normalise actions [..., A] in robot units, so that the range of the demonstrations is [-1, 1].
+
+        Elements without a range, of published statistics, are 0, as in OpenVLA's training.
+        """
+        width = self.action_to - self.action_from
+        x = 2.0 * (actions - self.action_from) / torch.where(width == 0.0, 1.0, width) - 1.0
+        return torch.where(width == 0.0, 0.0, x)
 
     def to_robot(self, x: Tensor) -> Tensor:
         """Convert normalised actions [..., A] to robot units, clamped to the contract's limits.

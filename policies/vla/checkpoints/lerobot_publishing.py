@@ -33,7 +33,7 @@ from policies.vla.checkpoints.lerobot_folder import (
     write_processors,
 )
 from policies.vla.checkpoints.openpi_publishing import own_sizes, tensors
-from policies.vla.checkpoints.publishing import check_publishable, merge_adapters, write_description
+from policies.vla.checkpoints.publishing import check_publishable, check_unpadded, merge_adapters, write_description
 from policies.vla.checkpoints.settings import CONFIG, MODES, RELATIVE_STEP, SIZES
 from policies.vla.checkpoints.statistics import Mode, Modes
 from policies.vla.checkpoints.weights import TOKENIZER, folder_of
@@ -80,6 +80,8 @@ def _check_representable(policy: Pi0Policy) -> None:
         raise UserError("target=lerobot is for published weights (policy.weights), whose sizes it has; use target=hub")
     if isinstance(policy, Pi05Policy) and not policy.inputs.states_in_prompt:
         raise UserError("LeRobot's pi0.5 reads the state, and these weights do not; use target=openpi")
+    if isinstance(policy, Pi05Policy):
+        check_unpadded(policy)
     if policy.has_relative and policy.inputs.state_size < policy.actions:
         sizes = f"{policy.actions} elements to a state of {policy.inputs.state_size}"
         raise UserError(f"LeRobot cannot add relative actions of {sizes}; use target=hub")

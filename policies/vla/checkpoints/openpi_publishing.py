@@ -20,7 +20,7 @@ from torch import Tensor
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from policies.vla.checkpoints import statistics
-from policies.vla.checkpoints.publishing import check_publishable, merge_adapters, write_description
+from policies.vla.checkpoints.publishing import check_publishable, check_unpadded, merge_adapters, write_description
 from policies.vla.checkpoints.settings import CONFIG, OPENPI_RELATIVE, SIZES
 from policies.vla.checkpoints.statistics import Mode
 from policies.vla.checkpoints.weights import EMBEDDING, LAST_NORM, folder_of
@@ -93,6 +93,8 @@ def _check_representable(policy: Pi0Policy) -> None:
     """Raise UserError for a policy that openpi's checkpoints cannot represent; warn about a size that it lacks."""
     if policy.weights_of is None:
         raise UserError("target=openpi is for published weights (policy.weights), whose size alone openpi has")
+    if isinstance(policy, Pi05Policy):
+        check_unpadded(policy)
     if len(policy.inputs.cameras) > len(CAMERAS):
         raise UserError(f"openpi reads at most {len(CAMERAS)} pictures, got {', '.join(policy.inputs.cameras)}")
     if policy.has_relative and policy.relative.bool().tolist() != list(OPENPI_RELATIVE[: policy.actions]):

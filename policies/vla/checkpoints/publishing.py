@@ -14,6 +14,7 @@ from policies.vla import adapters
 from policies.vla.inputs import Tokenizer
 from policies.vla.pi0 import Pi0Policy
 from policies.vla.pi0_fast.policy import Pi0FastPolicy
+from policies.vla.pi05 import Pi05Policy
 
 CONTRACT = "contract.json"
 CARD = "README.md"
@@ -65,6 +66,16 @@ def check_publishable(policy: VLA, folder: Path) -> None:
     if delay := policy.contract.delay:
         raise UserError(f"published weights cannot say that chunks begin {delay} steps late (delay); use target=hub")
     check_new(folder)
+
+
+def check_unpadded(policy: Pi05Policy | Pi0FastPolicy) -> None:
+    """Raise UserError for a policy whose prompts have a padded state, as those of LeRobot 0.4 have."""
+    size, padded = policy.inputs.state_size, policy.inputs.padded
+    if padded > size:
+        raise UserError(
+            f"LeRobot no longer pads the state in prompts, nor does openpi, and these weights have learned {padded}"
+            f" elements for {size}: train with max_state_dim={size} in config.json of policy.weights, or use target=hub"
+        )
 
 
 def check_new(folder: Path) -> None:

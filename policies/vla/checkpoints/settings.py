@@ -16,7 +16,7 @@ from typing import Any
 from embodied.extras import needs_extra
 from embodied.saving.json_text import loads
 from policies.vla.checkpoints import openpi_jax
-from policies.vla.checkpoints.statistics import Mode
+from policies.vla.checkpoints.statistics import NORMALIZERS, Mode
 from policies.vla.inputs import LONGEST
 
 CONFIG = "config.json"
@@ -27,14 +27,22 @@ REQUIRED = {
     "use_delta_joint_actions_aloha": False,
     "adapt_to_pi_aloha": False,
     "n_obs_steps": 1,
+    "use_visual_memory": False,
+    "use_proprioceptive_memory": False,
     "time_sampling_beta_alpha": 1.5,
     "time_sampling_beta_beta": 1.0,
     "time_sampling_scale": 0.999,
     "time_sampling_offset": 0.001,
 }
 """Fields with their only supported value, which is also that of absent fields."""
+STATE = "observation.state"
+"""LeRobot's name of the robot's state."""
 RELATIVE_STEP = "relative_actions_processor"
 """Name of the step of LeRobot's processor that makes actions relative."""
+STATE_STEP = "pi05_prepare_state_tokenizer_processor_step"
+"""Name of the step of LeRobot's processor that writes the state into pi0.5's prompt."""
+UNPADDED = "use_relative_actions"
+"""Field of configurations of LeRobot's releases since 0.5.1; those since 0.5.0 do not pad the state in prompts."""
 OPENPI_RELATIVE = (True,) * 6 + (False,) * 26
 """Mask of openpi's extra_delta_transform, of the 32 elements of its model: a pose; the gripper and others are not."""
 LIBERO = "libero"
@@ -57,10 +65,11 @@ class Settings:
     """Configuration `model` (transformers' PI0Config, or an Architecture of SmolVLA), and further settings.
 
     `cameras` are names of the pictures that the model was trained with, if the configuration has them. `modes` are
-    normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input. `relative` lists which
-    elements of the action are relative to the state at the chunk's beginning: further elements are, too, and none if it
-    is empty. `antialias` is whether pictures are resized without aliasing, as by openpi's client; LeRobot does not.
-    An instruction has at most `longest` tokens.
+    normalisations of state and action. `states_in_prompt` is openpi's discrete_state_input; then the prompt has at
+    least `padded` elements of the state, with padding. `relative` lists which elements of the action are relative to
+    the state at the chunk's beginning: further elements are, too, and none if it is empty. `antialias` is whether
+    pictures are resized without aliasing, as by openpi's client; LeRobot does not. An instruction has at most `longest`
+    tokens.
     """
 
     model: Any
@@ -71,6 +80,7 @@ class Settings:
     relative: tuple[bool, ...] = ()
     antialias: bool = True
     longest: int = LONGEST
+    padded: int = 0
 
 
 def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings:
@@ -105,6 +115,7 @@ def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings
         _states_in_prompt(folder, fields),
         _relative(folder, fields, expected_kind),
         antialias=fields.get("antialias", "type" not in fields),
+        padded=_padded(folder, fields),
     )
 
 
@@ -162,6 +173,18 @@ def _states_in_prompt(folder: Path, fields: Mapping[str, Any]) -> bool:
     """Whether pi0.5 reads the state, which openpi's converter does not write: that of its pi05_libero does not."""
     field = fields.get("discrete_state_input")
     return not learned_libero(folder, fields) if field is None else field is not False
+
+
+def _padded(folder: Path, fields: Mapping[str, Any]) -> int:
+    """Number of elements of the state in prompts of pi0.5 that LeRobot 0.4 has trained, which pads it; else 0.
+
+    Weights without LeRobot's statistics, such as its base, were trained by openpi, which does not pad.
+    """
+    trained = any(path for pattern in NORMALIZERS for path in folder.glob(pattern))
+    if fields.get("type") != "pi05" or UNPADDED in fields or not trained:
+        return 0
+    step = dict(processor_steps(folder)).get(STATE_STEP, {})
+    return int(step.get("max_state_dim", fields.get("max_state_dim", 32)))
 
 
 def _relative(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[bool, ...]:
@@ -237,6 +260,9 @@ def modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mod
         if unknown and options.get("enabled", True):
             raise ValueError(f"{PREPROCESSOR} has the step {name}, which is not supported")
         mapping |= options.get("norm_map") or {}
+        normalised = options.get("normalize_observation_keys")
+        if normalised is not None and STATE not in normalised:
+            mapping["STATE"] = Mode.IDENTITY.value
     if (visual := mapping.get("VISUAL", "IDENTITY")) != "IDENTITY":
         raise ValueError(f"the normalisation of VISUAL is {visual}, and only IDENTITY is supported")
     names = [mapping.get(part, MODES[kind].value) for part in ("STATE", "ACTION")]

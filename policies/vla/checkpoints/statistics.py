@@ -16,6 +16,8 @@ from embodied.errors import UserError
 from embodied.saving.json_text import loads
 
 STATISTICS = ("state_mean", "state_std", "action_mean", "action_std")
+CONSTANTS = ("state_constant", "action_constant")
+"""Names of the normalised values of constant elements (`Mode.constant`)."""
 PARTS = ("state", "action")
 MEANS = ("mean", "std")
 NORMALIZERS = tuple(
@@ -50,6 +52,11 @@ class Mode(Enum):
         ranges = {Mode.MIN_MAX: ("min", "max"), Mode.QUANTILES: ("q01", "q99"), Mode.QUANTILE10: ("q10", "q90")}
         return ranges.get(self, MEANS)
 
+    @property
+    def constant(self) -> float:
+        """Normalised value of a constant element: the lower end of a range, or its middle where there is no range."""
+        return 0.0 if self.names == MEANS else -1.0
+
     def located(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Offset that is subtracted from a feature, and divisor of the difference."""
         if self is Mode.IDENTITY:
@@ -67,7 +74,7 @@ Modes = tuple[Mode, Mode]
 
 
 def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor]:
-    """Read `STATISTICS` in the format of transformers, LeRobot or openpi from `folder`; {} if there are none.
+    """Read `STATISTICS` and `CONSTANTS` as transformers, LeRobot or openpi wrote them into `folder`; {} without.
 
     `key` names one of several data sets with openpi's statistics, or is "demonstrations": then they are not read.
 
@@ -103,7 +110,9 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
             raise UserError(f"wrong statistics in {path} ({message}); {ADVICE}")
         if pairs:
             located = [value for mode, pair in zip(source_modes, pairs, strict=True) for value in mode.located(*pair)]
-            return {name: value.float() for name, value in zip(STATISTICS, located, strict=True)}
+            constants = [torch.tensor(mode.constant, device="cpu") for mode in source_modes]
+            names = (*STATISTICS, *CONSTANTS)
+            return {name: value.float() for name, value in zip(names, (*located, *constants), strict=True)}
     return {}
 
 
@@ -140,14 +149,17 @@ def _without_turned_joints(path: Path) -> Path:
     return path
 
 
-def fitting(mean: Tensor, std: Tensor, size: int) -> tuple[Tensor, Tensor] | None:
-    """Mean and deviation of `size` elements if the statistics have so many, without padding (`counted`); else None.
+def fitting(mean: Tensor, std: Tensor, size: int, constant: Tensor | float = 0.0) -> tuple[Tensor, Tensor] | None:
+    """Offset and divisor of `size` elements if the statistics have so many, without padding (`counted`); else None.
 
-    Constant elements are divided by 1.
+    Constant elements are divided by 1, and normalised to `constant`.
     """
     if size not in (len(mean), counted(mean, std)):
         return None
-    return mean[:size], torch.where(std[:size] < 1e-6, 1.0, std[:size])
+    mean, std = mean[:size], std[:size]
+    is_constant = std < 1e-6
+    # (x - offset) / 1 = constant at x = mean
+    return torch.where(is_constant, mean - constant, mean), torch.where(is_constant, 1.0, std)
 
 
 def counted(mean: Tensor, std: Tensor) -> int:

@@ -111,6 +111,7 @@ class GrootTokenizer(Tokenizer):
 
     kind = "Eagle"
     has_beginning = False
+    spaces_underscores = False
     longest = None
     pictures = 1
     tokens_of_picture = 1
@@ -139,6 +140,7 @@ class GrootPolicy(LearnedCameras):
     kind = "groot"
     reads = StretchedInputs
     tokenizes = GrootTokenizer
+    centres_constants = True
     model: GrootModel
     inputs: StretchedInputs
 

@@ -181,6 +181,7 @@ class PromptTokenizer(Tokenizer):
     """Tokenizer of prompts, of the library `tokenizers`, which appends `SPACE`; the model adds the beginning."""
 
     longest = LONGEST
+    spaces_underscores = False
 
     def _ids(self, instruction: str) -> list[int]:
         return [*self.tokenizer.encode(FRAME.format(instruction.lower()), add_special_tokens=False).ids, self.space]

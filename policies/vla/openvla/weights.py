@@ -176,6 +176,8 @@ def _statistics(folder: Path, settings: dict[str, Any], key: str | None, proprio
     key = next(iter(statistics)) if key is None else key
     if key not in statistics:
         raise ValueError(f"there are no statistics of unnorm_key={key}; expected one of {', '.join(statistics)}")
+    if "aloha" in key.lower():  # OpenVLA-OFT chooses them by this name, too
+        raise ValueError(f"the data set {key} is normalised by its extremes, which are not read; {hint}")
     for group in ("action", *(["proprio"] if proprio else [])):
         if not {"q01", "q99"} <= statistics[key].get(group, {}).keys():
             raise ValueError(f"the statistics of {key} lack q01 or q99 of {group}; {hint}")

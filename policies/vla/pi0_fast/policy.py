@@ -91,14 +91,7 @@ class Pi0FastConfig(Computing, PolicyConfig):
 
 
 class FastInputs(StatedInputs):
-    """Inputs of pi0-FAST: pi0.5's without the beginning of the answer, and a state of at least `padded` elements."""
-
-    padded = 0
-
-    def standardised_state(self, observation: TensorDict) -> Tensor:
-        """Robot's state [N, state_size or more], padded with zeros."""
-        state = super().standardised_state(observation)
-        return nn.functional.pad(state, (0, max(0, self.padded - state.shape[-1])))
+    """Inputs of pi0-FAST: pi0.5's without the beginning of the answer."""
 
     def prompts(self, observation: TensorDict, condition: Tensor | None = None) -> list[str]:
         """Prompts of the observations [N]."""
@@ -207,7 +200,9 @@ class Pi0FastPolicy(TrainablePolicy):
             return
         sizes = {"state": self.inputs.state_size, "action": self.actions}
         pairs = {part: [checkpoint.statistics[f"{part}_{each}"] for each in ("mean", "std")] for part in sizes}
-        state, action = (fitting(*pairs[part], size) for part, size in sizes.items())
+        state, action = (
+            fitting(*pairs[part], size, checkpoint.statistics[f"{part}_constant"]) for part, size in sizes.items()
+        )
         if state is None or action is None:
             stored_sizes = " and ".join(str(counted(*pair)) for pair in pairs.values())
             raise UserError(

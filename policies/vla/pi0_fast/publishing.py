@@ -13,7 +13,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import UserError
 from policies.vla.checkpoints.lerobot_folder import (
     BEGINNING,
     CPU,
@@ -33,7 +32,7 @@ from policies.vla.checkpoints.lerobot_folder import (
     write_weights,
 )
 from policies.vla.checkpoints.openpi_publishing import openpi_name
-from policies.vla.checkpoints.publishing import write_description
+from policies.vla.checkpoints.publishing import check_unpadded, write_description
 from policies.vla.checkpoints.settings import CONFIG, pictures
 from policies.vla.checkpoints.statistics import Mode
 from policies.vla.checkpoints.weights import TOKENIZER
@@ -69,12 +68,7 @@ def publish(policy: Pi0FastPolicy, folder: Path, run: Path) -> None:
 
 def _check_representable(policy: Pi0FastPolicy) -> None:
     """Raise UserError for a policy that LeRobot cannot represent; warn about what it does otherwise."""
-    size, padded = policy.inputs.state_size, policy.inputs.padded
-    if padded > size:
-        raise UserError(
-            f"LeRobot no longer pads the state in prompts, and these weights have learned {padded} elements for {size}:"
-            f" train with max_state_dim={size} in config.json of policy.weights, or use target=hub"
-        )
+    check_unpadded(policy)
     horizon, executed = policy.contract.horizon, policy.contract.executed
     if executed < horizon:
         log.warning(f"LeRobot's select_action executes all {horizon} actions of a chunk, this policy {executed}")

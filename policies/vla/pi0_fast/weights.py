@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from embodied.errors import UserError
 from embodied.saving.json_text import loads
 from policies.vla.checkpoints import settings, statistics
-from policies.vla.checkpoints.settings import CONFIG, Settings
+from policies.vla.checkpoints.settings import CONFIG, UNPADDED, Settings
 from policies.vla.checkpoints.weights import TOKENIZER, advice, check_files, fill, folder_of, load_tokenizer, reading
 from policies.vla.pi05 import LONGEST as LONGEST_PROMPT
 
@@ -25,8 +25,6 @@ SKIPPED = 128
 """Number of the vocabulary's last tokens that are not FAST's."""
 STATE = 32
 """Number of elements of a state in the prompt, with padding, where a configuration does not name it."""
-UNPADDED = "use_relative_actions"
-"""Field of configurations of LeRobot's releases since 0.5.1; those since 0.5.0 do not pad the state in prompts."""
 PREFIXES = ("paligemma_with_expert.paligemma.model.", "paligemma_with_expert.paligemma.")
 EMBEDDING = "language_model.embed_tokens.weight"
 """Name of the embedding, to which the language model's head is tied."""

@@ -45,6 +45,7 @@ class SmolVLATokenizer(Tokenizer):
 
     kind = "SmolVLM2"
     has_beginning = False
+    spaces_underscores = False
 
 
 class LearnedCameras(Pi0Policy):

@@ -143,6 +143,36 @@ def test_peft_reads_ours_and_we_read_theirs(base: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(weight, expected[name])
 
 
+def test_scales_of_single_layers_are_kept(base: Path, tmp_path: Path) -> None:
+    config = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj", "v_proj"], alpha_pattern={"v_proj": 3})
+    config.base_model_name_or_path = str(base)
+    config.modules_to_save = ["embed_action_time", "action_out_proj"]
+    other = get_peft_model(native(base), config)
+    torch.manual_seed(2)
+    for weight in other.parameters():
+        weight.data += 0.1 * torch.randn_like(weight) * weight.requires_grad
+    other.save_pretrained(tmp_path / "theirs")
+    made = policy(tmp_path / "theirs", 3)
+    publish(made, tmp_path / "ours", tmp_path, peft=True)
+    assert torch.equal(acts(policy(tmp_path / "ours", 3)), acts(made))
+
+
+def test_adapters_of_peft_with_dropout_score_what_they_sampled(base: Path, tmp_path: Path) -> None:
+    config = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj", "v_proj"], lora_dropout=0.5)
+    config.base_model_name_or_path = str(base)
+    config.modules_to_save = ["embed_action_time", "action_out_proj"]
+    other = get_peft_model(native(base), config)
+    torch.manual_seed(2)
+    for weight in other.parameters():
+        weight.data += 0.1 * torch.randn_like(weight) * weight.requires_grad
+    other.save_pretrained(tmp_path / "theirs")
+    made = policy(tmp_path / "theirs", 3).train()
+    decision = made.act(seen(3))
+    torch.testing.assert_close(
+        made.evaluate(seen(3), decision.sample).log_prob, decision.log_prob, atol=1e-4, rtol=1e-4
+    )
+
+
 def test_adapters_are_merged_into_a_base_stored_in_bfloat16_as_they_were_trained(base: Path, tmp_path: Path) -> None:
     made = trained(policy(base, precision=Precision.BFLOAT16))
     layer = made.model.native.model.dit.layers[0].mlp.up_proj

@@ -18,10 +18,13 @@ from embodied.policy import INITIAL_NOISE, Steering
 from embodied.text import encode, text_spec
 from policies.generation.base import Aggregate
 from policies.generation.steering import SteeringConfig
-from policies.vla.inputs import VOCABULARY, squared
+from policies.vla.groot.policy import GrootTokenizer
+from policies.vla.inputs import VOCABULARY, Tokenizer, squared
 from policies.vla.model import untrained
+from policies.vla.openvla.model import PromptTokenizer
 from policies.vla.pi0 import Pi0Config, Pi0Policy, Sampler
 from policies.vla.sizes import Size
+from policies.vla.smolvla.policy import SmolVLATokenizer
 from tests.programs import run_program
 
 TEXT = 16
@@ -225,6 +228,13 @@ def test_pictures_keep_their_aspect_in_a_black_square() -> None:
     torch.testing.assert_close(squared(ramp, 64)[0, 1, 7], torch.arange(64) / 127.5 - 1.0)
 
 
+def test_sides_of_pictures_are_rounded_down_as_in_openpi_and_lerobot() -> None:
+    white = torch.full((1, 480, 848, 3), 255, dtype=torch.uint8)
+    square = squared(white, 224)[0, 0].round()
+    # int(480 / (848 / 224)) = int(126.8) = 126 rows, of the 98 others 49 above
+    assert square[:, 0].tolist() == [-1.0] * 49 + [1.0] * 126 + [-1.0] * 49
+
+
 def test_tokens_are_words_without_a_tokenizer() -> None:
     made, observation = policy(), seen(2)  # "pick the milk", "open"
     tokens, real = made.inputs.tokens(observation)
@@ -234,6 +244,27 @@ def test_tokens_are_words_without_a_tokenizer() -> None:
     assert int(tokens.max()) < VOCABULARY
     observation["instruction"][:] = torch.from_numpy(encode("The MILK", TEXT))
     assert made.inputs.tokens(observation)[0].tolist() == [tokens[0, 1:].tolist()] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Tokenizer, "pick the cube"),
+        (SmolVLATokenizer, "pick_the cube"),
+        (GrootTokenizer, "pick_the cube"),
+        (PromptTokenizer, "pick_the cube"),
+    ],
+)
+def test_only_openpi_replaces_underscores_in_instructions(kind: type[Tokenizer], expected: str) -> None:
+    instructions = []
+
+    class Recorded(kind):
+        def _ids(self, instruction: str) -> list[int]:
+            instructions.append(instruction)
+            return [1]
+
+    Recorded(None, 2)(torch.from_numpy(encode("pick_the  cube", 20))[None])
+    assert instructions == [expected]
 
 
 def test_the_loss_of_several_noises_is_their_mean_and_reads_pictures_once() -> None:

@@ -51,6 +51,9 @@ def improve(file: Path) -> None:
     words.save(str(file))
 
 
+LEROBOT_PI05 = {"type": "pi05", "use_relative_actions": False}  # LeRobot since 0.5.1
+
+
 def source(folder: Path, naming: str, kind: str = "pi0", mode: str | None = None) -> Path:
     """Small published weights of a `kind` in the `naming` of a program, with LeRobot's statistics of a `mode`."""
     folder.mkdir()
@@ -58,7 +61,7 @@ def source(folder: Path, naming: str, kind: str = "pi0", mode: str | None = None
     improve(folder / "tokenizer.json")
     if kind == "pi05":
         save_file(named(naming), folder / "model.safetensors", {"format": "pt"})
-        changed(folder, "config.json", **({"type": "pi05"} if naming == "lerobot" else {"pi05": True}))
+        changed(folder, "config.json", **(LEROBOT_PI05 if naming == "lerobot" else {"pi05": True}))
         if naming == "openpi":
             state, action = ([0.0, -2.0], [1.0, 2.0]), ([-1.0, 0.0, 1.0], [1.0, 2.0, 5.0])
             stats = {name: {"q01": low, "q99": high} for name, (low, high) in (("state", state), ("actions", action))}

@@ -15,6 +15,8 @@ from embodied.execution.chunking import Running
 from embodied.policy import Steering
 from policies.generation.steering import SteeringConfig
 from policies.vla.checkpoints import settings
+from policies.vla.checkpoints.lerobot_publishing import publish as publish_lerobot
+from policies.vla.checkpoints.openpi_publishing import publish as publish_openpi
 from policies.vla.checkpoints.publishing import publish
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config
@@ -48,7 +50,7 @@ def lerobot(folder: Path, kind: str, **fields: object) -> type[Pi0Config]:
     save(folder, "lerobot")
     if kind == "pi05":
         save_file(named("lerobot"), folder / "model.safetensors", {"format": "pt"})
-    changed(folder, "config.json", type=kind, **fields)
+    changed(folder, "config.json", type=kind, **{"use_relative_actions": False, **fields})
     statistics = {f"observation.state.{name}": torch.full((2,), state) for name, (state, _) in VALUES.items()}
     statistics |= {f"action.{name}": torch.full((3,), action) for name, (_, action) in VALUES.items()}
     save_file(statistics, folder / NORMALIZER)
@@ -79,6 +81,23 @@ def test_state_and_action_are_normalised_as_the_configuration_says(kind: str, mo
     assert located(built(tmp_path, config)) == LOCATED[mode]
 
 
+@pytest.mark.parametrize("mode", ["MIN_MAX", "QUANTILES"])
+def test_a_constant_element_of_a_range_is_at_its_lower_end(tmp_path: Path, mode: str) -> None:
+    """LeRobot and openpi: 2 (x - low) / (high - low + epsilon) - 1, which is -1 of what never varied."""
+    config = lerobot(tmp_path, "pi05", normalization_mapping={"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode})
+    statistics = load_file(tmp_path / NORMALIZER)
+    for name in ("min", "max", "q01", "q99"):
+        statistics[f"observation.state.{name}"][0] = 0.5
+        statistics[f"action.{name}"][2] = 0.25
+    save_file(statistics, tmp_path / NORMALIZER)
+    policy, observation = built(tmp_path, config), seen(1)
+    observation["fingers"][:, 0] = 0.5
+    assert policy.inputs.prompts(observation)[0].split("State: ")[1].split()[0] == "0"  # the first bin
+    low = torch.tensor([VALUES["min" if mode == "MIN_MAX" else "q01"][1]] * 2 + [0.25])
+    policy.action_low.fill_(-100.0)  # nothing is clamped
+    torch.testing.assert_close(policy.to_robot(torch.full((32,), -1.0)), low)
+
+
 def test_each_part_has_its_own_normalisation_and_the_processor_comes_first(tmp_path: Path) -> None:
     mapping = {"VISUAL": "IDENTITY", "STATE": "MIN_MAX", "ACTION": "MEAN_STD"}
     config = lerobot(tmp_path, "pi05", normalization_mapping=mapping)
@@ -88,12 +107,24 @@ def test_each_part_has_its_own_normalisation_and_the_processor_comes_first(tmp_p
     assert located(built(tmp_path, config)) == (LOCATED["QUANTILE10"][0], LOCATED["MEAN_STD"][1])
 
 
+def test_a_state_that_the_processor_leaves_out_is_not_normalised(tmp_path: Path) -> None:
+    mapping = {"VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"}
+    config = lerobot(tmp_path, "pi05", normalization_mapping=mapping)
+    for keys, state in ((["observation.images.front"], "IDENTITY"), (["observation.state"], "QUANTILES")):
+        options = {"norm_map": mapping, "normalize_observation_keys": keys}
+        step = {"registry_name": "normalizer_processor", "config": options}
+        (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+        assert located(built(tmp_path, config)) == (LOCATED[state][0], LOCATED["QUANTILES"][1])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha is true"),
         ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha is true"),
         ({"n_obs_steps": 2}, "n_obs_steps is 2, and only 1 is supported"),
+        ({"use_visual_memory": True}, "use_visual_memory is true, and only false is supported"),
+        ({"use_proprioceptive_memory": True}, "use_proprioceptive_memory is true"),
         ({"time_sampling_beta_alpha": 1.0}, "time_sampling_beta_alpha is 1.0"),
         ({"image_resolution": [64, 64]}, "image_resolution is [64, 64], and the model reads [32, 32]"),
         ({"normalization_mapping": {"VISUAL": "MEAN_STD"}}, "the normalisation of VISUAL is MEAN_STD"),
@@ -155,6 +186,28 @@ def test_relative_actions_that_cannot_be_computed_are_refused(tmp_path: Path) ->
     with pytest.raises(UserError, match="transformers' format has no actions relative to the state"):
         publish(built(tmp_path, config), tmp_path / "out", tmp_path, peft=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_state_in_prompts_of_lerobot_0_4_is_padded(tmp_path: Path) -> None:
+    """It pads the normalised state with zeros, bin 128, to max_state_dim; releases with relative actions do not."""
+    config = lerobot(tmp_path, "pi05", max_state_dim=4)
+    observation = seen(2)
+    prompt = built(tmp_path, config).inputs.prompts(observation)[0]
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["use_relative_actions"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    earlier = built(tmp_path, config)
+    assert earlier.inputs.prompts(observation)[0] == prompt.replace(";", " 128 128;")
+    assert earlier.act(observation).actions.shape == (2, 4, 3)
+    for write in (publish_lerobot, publish_openpi):
+        with pytest.raises(UserError, match=r"learned 4 elements for 2: train with max_state_dim=2 in config\.json"):
+            write(earlier, tmp_path / "out", tmp_path)
+    step = {"registry_name": "pi05_prepare_state_tokenizer_processor_step", "config": {"max_state_dim": 2}}
+    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))  # as target=lerobot writes it
+    assert built(tmp_path, config).inputs.prompts(observation)[0] == prompt
+    (tmp_path / "policy_preprocessor.json").unlink()
+    (tmp_path / NORMALIZER).unlink()  # such as LeRobot's base, which openpi has trained
+    assert settings.read(tmp_path, "pi05", adaptive=True).padded == 0
 
 
 @pytest.mark.parametrize("data_set", ["libero", "droid"])

@@ -132,6 +132,19 @@ def test_a_gripper_whose_limits_begin_at_zero_is_as_published(tmp_path: Path) ->
     close(turned.normalised(turned.to_robot(x[:2])), x[:2])
 
 
+@pytest.mark.parametrize("head", ["bins", "l1"])
+def test_an_element_of_the_action_that_never_varied_has_a_loss(tmp_path: Path, head: str) -> None:
+    prismatic.save(tmp_path)
+    constant = prismatic.ACTION | {"q01": [-0.5, 0.75, 0.0], "q99": [0.75, 0.75, 1.0]}
+    statistics = {prismatic.KEY: {"action": constant, "proprio": prismatic.PROPRIO}}
+    (tmp_path / "dataset_statistics.json").write_text(json.dumps(statistics))
+    made, observation = policy(tmp_path, head=Head(head)), seen(2)
+    actions = torch.tensor([0.1, 0.75, 1.0]).expand(2, 4, 3)
+    assert made.normalised(actions)[0, 0, 1] == 0.0
+    assert made.loss(observation, actions, torch.ones(2, 4)).isfinite()
+    close(made.to_robot(torch.zeros(3))[1], 0.75)
+
+
 def test_statistics_stay_unless_those_of_demonstrations_are_asked_for(tmp_path: Path) -> None:
     prismatic.save(tmp_path)
     made, observation = policy(tmp_path), seen(50)
@@ -305,6 +318,9 @@ def test_statistics_that_are_missing_or_unknown_are_one_line(tmp_path: Path) -> 
         policy(tmp_path)
     path.write_text(json.dumps({prismatic.KEY: {"action": prismatic.ACTION}}))
     with pytest.raises(UserError, match=f"the statistics of {prismatic.KEY} lack q01 or q99 of proprio"):
+        policy(tmp_path)
+    path.write_text(json.dumps({"aloha1_fold_shirt": {"action": prismatic.ACTION, "proprio": prismatic.PROPRIO}}))
+    with pytest.raises(UserError, match=r"aloha1_fold_shirt is normalised by its extremes.*unnorm_key=demonstrations"):
         policy(tmp_path)
     path.unlink()  # then those of config.json hold, as of OpenVLA itself
     with pytest.raises(UserError, match=r"of 2 data sets; choose policy\.unnorm_key=bridge_orig\|fractal"):
