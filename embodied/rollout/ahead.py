@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -14,11 +13,11 @@ from typing import Any, Self
 
 import torch
 
-from embodied.environment import Environment, in_real_time
+from embodied.environment import in_real_time
 from embodied.networks.precision import Precision
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
-from embodied.runtime.interrupt import STOPPING
+from embodied.runtime.interrupt import waiting_ended
 from embodied.saving.tree import copy_tree
 
 
@@ -83,7 +82,8 @@ class CollectorAhead:
         """Drop the running rollout and the running episodes: new ones begin everywhere."""
         if self.running is not None:
             self.collector.cancelled = True
-            with _stopped(self.collector.env):
+            # a person may be away who has to begin a robot's episode
+            with waiting_ended() if in_real_time(self.collector.env) else nullcontext():
                 wait([self.running])
             self.collector.cancelled = False
             self.running = None
@@ -128,16 +128,3 @@ class CollectorAhead:
         if "acting" in state:
             self.acting.load_state_dict(state["acting"])
             self._begin(state["decisions"])
-
-
-@contextmanager
-def _stopped(env: Environment) -> Iterator[None]:
-    """Context in which a robot holds and waits for nobody: a person may be away who has to begin its episode."""
-    if STOPPING.is_set() or not in_real_time(env):
-        yield
-        return
-    STOPPING.set()
-    try:
-        yield
-    finally:
-        STOPPING.clear()
