@@ -137,6 +137,7 @@ def begun(config: ClassifyConfig, task: Task) -> SuccessClassifier:
     if network != classifier.network.config or config.observations not in (None, names):
         raise UserError(f"classifier={config.classifier} has its own vision, width and observations: leave them out")
     classifier.frames = config.frames
+    classifier.threshold = config.threshold or classifier.threshold
     return classifier.to(config.device)
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import classify
 from embodied.algorithms.on_policy.ppo import PPOConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.data.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter, read
@@ -294,6 +295,13 @@ def test_logs_of_unknown_outcome_are_labelled_and_trained_on(classifier: Path, t
     check_rewards(labelled)
     done = run_program("classify.py", f"label={tmp_path / 'logs'}", f"output={tmp_path / 'other'}")
     assert done.returncode == 1
+
+
+def test_logs_are_labelled_by_the_threshold_of_the_command(classifier: Path):
+    chosen = SuccessClassifier.load(classifier).threshold
+    for options, threshold in (([], chosen), (["threshold=0.99"], 0.99)):
+        (config, task), _ = classify.composed([f"classifier={classifier}", "label=logs", *options])
+        assert classify.begun(config, task).threshold == threshold
 
 
 def test_code_that_a_classifier_names_is_not_run(classifier: Path, tmp_path: Path):

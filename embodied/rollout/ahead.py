@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -12,9 +13,11 @@ from typing import Any, Self
 
 import torch
 
+from embodied.environment import in_real_time
 from embodied.networks.precision import Precision
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.runtime.interrupt import waiting_ended
 from embodied.saving.tree import copy_tree
 
 
@@ -79,7 +82,9 @@ class CollectorAhead:
         """Drop the running rollout and the running episodes: new ones begin everywhere."""
         if self.running is not None:
             self.collector.cancelled = True
-            wait([self.running])
+            # a person may be away who has to begin a robot's episode
+            with waiting_ended() if in_real_time(self.collector.env) else nullcontext():
+                wait([self.running])
             self.collector.cancelled = False
             self.running = None
         self.collector.abandon()

@@ -14,6 +14,23 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2
 STOPPING = threading.Event()
 """Set while a stop of the run is requested: code that waits should stop waiting."""
+_REQUESTED = threading.Event()
+"""Set by a signal, also while `waiting_ended` has set STOPPING."""
+
+
+@contextmanager
+def waiting_ended() -> Iterator[None]:
+    """Context in which code that waits stops waiting, as where a stop is requested; a signal meanwhile counts."""
+    if STOPPING.is_set():
+        yield
+        return
+    STOPPING.set()
+    try:
+        yield
+    finally:
+        STOPPING.clear()
+        if _REQUESTED.is_set():  # in this order, so that no signal between the two is lost
+            STOPPING.set()
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
@@ -62,6 +79,7 @@ class GracefulStop:
     ) -> None:
         """Restore the previous signal handlers."""
         self._restore()
+        _REQUESTED.clear()
         STOPPING.clear()
 
     @contextmanager
@@ -82,6 +100,7 @@ class GracefulStop:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         self.number = number
+        _REQUESTED.set()
         STOPPING.set()
         self._restore()
         with suppress(OSError):  # stderr is closed

@@ -104,6 +104,9 @@ class Control:
     def wait(self) -> None:
         """Wait for the end of the control period, also before a requested stop: its first command is the next one."""
         while (remaining_s := self._deadline - self._pace()) > SLACK_S:
+            if remaining_s > self.period_s + SLACK_S:  # the clock went back
+                self._deadline -= remaining_s - self.period_s
+                remaining_s = self.period_s
             self.station.sleep(remaining_s)
             if STOPPING.is_set():  # a clock that stands still keeps nobody
                 return

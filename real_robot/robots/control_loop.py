@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 import threading
@@ -15,6 +16,8 @@ import numpy as np
 
 from real_robot.robots.robot import Array, Clock, Reading, Robot
 from real_robot.safety.safety import Safety, Verdict
+
+log = logging.getLogger(__name__)
 
 
 class Executor(Protocol):
@@ -182,7 +185,10 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._closed.wait(self._every_s):
-            self._safety.watch()
+            try:
+                self._safety.watch()
+            except Exception as error:  # safety has stopped the robot; after its reset it is watched again
+                log.warning(f"the robot's driver failed while it was stopped: {error}")
 
 
 def prefer_real_time(priority: int = 50) -> list[str]:

@@ -254,7 +254,11 @@ class EventDevice:
             self._counted.discard(button)
 
     def _hold_again(self, pressed: set[str]) -> None:
-        """Take note of the buttons that are held after lost events, of which none but stop counts as pressed."""
+        """Take note of sticks and buttons that are held after lost events; no button but stop counts as pressed."""
+        for kind, code in self._axes_of:
+            if kind == self._codes.EV_ABS:
+                with suppress(OSError):  # an axis that the device lacks; one that is gone is noticed by `read`
+                    self._deflect(kind, code, self._device.absinfo(code).value)
         self._held = {self._buttons_of[code] for code in self._device.active_keys() if code in self._buttons_of}
         self._counted = set(self._held)
         if self._held >= self._layout.stop:

@@ -151,15 +151,19 @@ class Inbox:
             self._retry_s = time.monotonic() + self._pause_s
             raise
         self._unstored, self._pause_s = None, 0.0
-        self._help = used
+        self._use(used)
         self.changed.notify_all()
 
     def _receive_result(self, order: str, result: object, used: dict[str, int]) -> None:
         with self.changed:
             if self._order and self._order[0] == order:
                 self._results = {order: result}
-                self._help = used
+                self._use(used)
                 self.changed.notify_all()
+
+    def _use(self, used: dict[str, int]) -> None:
+        """Note the `used` part of the budget, which never shrinks: a result overtakes rollouts that wait to be sent."""
+        self._help |= {name: max(count, self._help.get(name, 0)) for name, count in used.items()}
 
     def _stored_help(self) -> dict[str, int]:
         """Used part of the budget after the newest rollout; {} for those of earlier releases."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from embodied.runtime.interrupt import Abandoned, GracefulStop
+from embodied.runtime.interrupt import STOPPING, Abandoned, GracefulStop, waiting_ended
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +74,17 @@ def test_other_threads_may_enter_it():
     thread.start()
     thread.join()
     assert seen == [False]
+
+
+def test_a_signal_counts_while_code_that_waits_is_made_to_stop_waiting():
+    with GracefulStop():
+        with waiting_ended():
+            assert STOPPING.is_set()
+        assert not STOPPING.is_set()
+        with waiting_ended():
+            signal.raise_signal(signal.SIGTERM)
+        assert STOPPING.is_set()
+        with waiting_ended():
+            pass
+        assert STOPPING.is_set()
+    assert not STOPPING.is_set()

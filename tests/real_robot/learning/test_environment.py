@@ -240,6 +240,30 @@ def test_while_the_learner_takes_its_time_the_robot_rests_and_then_goes_on(kind:
         assert rested == near(0.04)
 
 
+def test_a_clock_that_goes_back_keeps_nobody_waiting():
+    class Jumping(Arm):
+        back_s = 0.0
+
+        def clock(self) -> float:
+            return super().clock() - self.back_s
+
+        def write(self, action: np.ndarray) -> None:
+            super().write(action)
+            if len(self.commands) == 2:
+                self.back_s = 60.0
+
+    arm = Jumping()
+    env = arm_environment(arm)
+    env.reset()
+    before_s = arm.slept
+    transition = env.step(chunk(0.01, 0.02, 0.03, 0.04))
+    assert executed(transition) == near([0.01, 0.02])
+    assert bool(transition.events["fault"])
+    assert arm.slept - before_s < 0.1  # the person's stop is read again soon
+    env.reset()
+    assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
+
+
 def test_a_device_that_is_unplugged_during_a_take_over_holds_the_robot_until_it_is_back():
     arm = Arm()
     lost, back = Script(0.01, 0.02, OSError("no such device")), Script()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +16,19 @@ from tensordict import TensorDict
 from embodied.algorithms.off_policy.sac import RLPDConfig
 from embodied.data.store import EpisodeStore
 from embodied.environment import Transition
+from embodied.errors import DivergedError
 from embodied.policy import Decision
+from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.rollout import Collector
 from embodied.run_options import ExperimentConfig
-from embodied.runtime.interrupt import Stopped
+from embodied.runtime.interrupt import STOPPING, Stopped
 from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training import saved_run
 from embodied.training.experiment import Experiment
 from embodied.training.loop import train
 from policies.squashed import SquashedConfig
-from real_robot.learning.environment import RobotEnvironment
+from real_robot.learning.environment import RobotEnvironment, Rules
 from real_robot.learning.scripted import HelpConfig, ScriptedPerson
 from tests.real_robot.learning.test_environment import Script, driven
 from tests.real_robot.learning.worlds import Arm, ReachExpert, arm_environment, reaching
@@ -240,3 +244,41 @@ def test_a_fault_in_the_middle_of_training_costs_its_episode_alone(tmp_path: Pat
     assert report.human_steps == 2
     assert "A person took over 1 times, for 2.0 steps each" in (tmp_path / "report.md").read_text()
     assert len(person.waited) >= 2
+
+
+def test_a_learner_that_fails_while_the_robot_waits_for_the_person_does_not_wait_for_them() -> None:
+    pressed = threading.Event()
+
+    class Away(Script):
+        def wait_for(self, *buttons, sleep):
+            self.waited.append(buttons)
+            while not pressed.wait(0.01):
+                sleep(0.02)
+            return buttons[0]
+
+    person = Away()
+    arm = Arm()
+    env = arm_environment(arm, lambda: person, executed=1, rules=Rules(50, waits=True))
+    policy = SquashedConfig(hidden=[8]).build(env.contract)
+    policy.fit(TensorDict({"position": torch.randn(9, 1)}, [9]), torch.zeros(9, 1, 1))
+    collector = CollectorAhead(Collector(env, policy, torch.Generator()), policy)
+    late = threading.Timer(5.0, pressed.set)
+    late.start()
+
+    def fail() -> None:
+        with collector:
+            collector.begin(4)
+            deadline = time.monotonic() + 5.0
+            while not person.waited and time.monotonic() < deadline:
+                time.sleep(0.001)
+            raise DivergedError("the loss is not finite")
+
+    with pytest.raises(DivergedError):
+        fail()
+    assert not pressed.is_set()
+    late.cancel()
+    assert not arm.commands
+    assert not STOPPING.is_set()
+    pressed.set()
+    env.reset()  # another collection goes on
+    assert env.step(torch.zeros(1, 1, 1)).executed.all()

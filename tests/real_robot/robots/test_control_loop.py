@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from real_robot.robots.control_loop import Controller, ControlLoop, Watchdog
+from real_robot.safety.consistency import START_READINGS
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Safety, State
 from tests.real_robot.plant import Plant
@@ -151,6 +152,35 @@ def test_a_watchdog_holds_when_the_program_hangs():
     watchdog.close()
     assert safety.state is State.HOLDING
     np.testing.assert_array_equal(plant.commands[1], np.zeros(2))  # after so long it stands still by itself
+
+
+def test_a_watchdog_goes_on_after_a_robot_that_failed_while_it_was_stopped(caplog):
+    plant, safety = make()
+    write = plant.write
+
+    def failing(action):
+        raise OSError("no route to the robot")
+
+    def hang() -> None:
+        plant.ticks += 20
+        deadline = time.monotonic() + 2
+        while safety.state is State.ACTIVE and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    watchdog = Watchdog(safety, 0.002)
+    safety.command(np.ones(2), plant.tick())
+    plant.write = failing
+    hang()
+    assert safety.state is State.STOPPED
+    plant.write = write
+    safety.reset()
+    for _ in range(START_READINGS):
+        safety.command(np.ones(2), plant.tick())
+    assert safety.state is State.ACTIVE
+    hang()
+    assert safety.state is State.HOLDING
+    watchdog.close()
+    assert "no route to the robot" in caplog.text
 
 
 def test_real_time_is_asked_for_and_refusals_are_reported():

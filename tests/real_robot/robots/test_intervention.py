@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -155,6 +156,20 @@ def test_a_button_that_is_held_while_events_are_lost_is_still_held_and_a_stop_co
     assert pad.read() == Controls({}, frozenset({"engage", "stop"}), frozenset({"stop"}))
     device.write((KEY, 0x13A, 0), (SYN, 0, 0))
     assert pad.read() == Controls({}, frozenset({"engage"}))
+
+
+def test_a_stick_that_is_held_while_events_are_lost_still_drives(device):
+    pad = EventDevice(device.path, GAMEPAD)
+    device.write((ABS, 1, -350), (SYN, 0, 0))
+    person = Operator(pad, ARM, {"x": ("x", 0.5)})
+    assert person.action(PROPOSED)[0] == 0.5
+    places = {1: -350}  # at its end the stick sends nothing more
+    pad._device.absinfo = lambda code: SimpleNamespace(value=places.get(code, 0))
+    device.write((SYN, 3, 0), (ABS, 1, -340), (SYN, 0, 0))
+    assert person.action(PROPOSED)[0] == 0.5
+    places[1] = 0
+    device.write((SYN, 3, 0), (SYN, 0, 0))
+    assert person.action(PROPOSED) is None
 
 
 def test_beside_stop_nothing_begins():

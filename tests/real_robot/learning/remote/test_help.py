@@ -98,3 +98,12 @@ def test_a_budget_that_is_none_is_refused(used, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="help"):
         box.receive("0" * 16, packed({"kind": "rollout", "sequence": 0, "rollout": entries, "help": used}))
     assert box.journal.total == 0
+
+
+def test_a_rollout_that_arrives_after_a_later_result_gives_nothing_back(tmp_path: Path) -> None:
+    box, entries = example(tmp_path)
+    order = box.order(do="evaluate")
+    box.receive("0" * 16, packed({"kind": "result", "id": order, "result": {}, "help": {"takeovers": 7}}))
+    late = {"kind": "rollout", "sequence": 0, "rollout": entries, "help": {"takeovers": 5}}  # waited for the network
+    box.receive("0" * 16, packed(late))
+    assert unpacked(box.greeting("1" * 16))["help"] == {"takeovers": 7}
