@@ -111,7 +111,7 @@ TRIES: dict[str, list[dict[str, Any]]] = {
         {"distillation": 1000.0, "sft.learning_rate": 1e-3},
     ],
     "squashed, imitation of successes": [{}, {"learning_rate": 3e-4}, {"weight_decay": 1e-2}],
-    "squashed, ReBRAC": [{}, {"actor_bc": 1.0}, {"actor_bc": 10.0}],
+    "squashed, ReBRAC": [{"actor_bc": 10.0}, {"actor_bc": 100.0}, {"actor_bc": 1000.0}],
     "QC": [{}, {"sft.learning_rate": 1e-3}, {"sft.learning_rate": 1e-3, "policy.candidates": 8}],
 }
 """Options that were tried on `libero_pick`, by row."""
