@@ -210,7 +210,7 @@ LEARNERS = {
         steered(Steering.ONE_STEP),
         OnlineOneStepConfig(16, rollout_length=6, gradient_steps=3, warmup=1),
     ),
-    "dsrl": (Reach, steered(Steering.NOISE), DSRLConfig(updates=0.02, **OFF_POLICY)),
+    "dsrl": (Reach, steered(Steering.NOISE), DSRLConfig(updates=0.02, final_lr_share=0.5, **OFF_POLICY)),
     "distillation": (
         WindyReach,
         RecurrentConfig(hidden=[8]),
