@@ -89,7 +89,7 @@ CHOSEN: dict[str, dict[str, dict[str, Any]]] = {
         "FQL": {"distillation": 100.0, "sft.learning_rate": 1e-3},
         "CO-RFT": {"distillation": 1000.0, "sft.learning_rate": 1e-3},
         "squashed, imitation of successes": {"weight_decay": 1e-2},
-        "squashed, ReBRAC": {"actor_bc": 10.0},
+        "squashed, ReBRAC": {"actor_bc": 100.0},
     },
     # as in arXiv 2502.02538, whose 300 of FQL is in units of rewards: values of 30 to 60 make it our default, about 10
     "cube-single-play": {"squashed, ReBRAC": {"actor_bc": 1.0, "critic_bc": 0.0}},
