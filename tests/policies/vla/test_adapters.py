@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +124,18 @@ def test_adapters_of_the_published_size_are_under_a_twentieth() -> None:
     assert sizes[True] < 0.05 * sizes[False]
 
 
+def write_of_peft(folder: Path, base: Path, modules_to_save: list[str], **options: Any) -> Any:
+    """Trained model of peft on the weights `base`, with `options` of its LoraConfig, which is written to `folder`."""
+    config = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj", "v_proj"], **options)
+    config.base_model_name_or_path, config.modules_to_save = str(base), modules_to_save
+    model = get_peft_model(native(base), config)
+    torch.manual_seed(2)
+    for weight in model.parameters():
+        weight.data += 0.1 * torch.randn_like(weight) * weight.requires_grad
+    model.save_pretrained(folder)
+    return model
+
+
 def test_peft_reads_ours_and_we_read_theirs(base: Path, tmp_path: Path) -> None:
     made = trained(policy(base))
     publish(made, tmp_path / "ours", tmp_path, peft=True)
@@ -131,41 +144,20 @@ def test_peft_reads_ours_and_we_read_theirs(base: Path, tmp_path: Path) -> None:
     for name, weight in ours.items():
         torch.testing.assert_close(weight, theirs[name])
     assert torch.equal(acts(policy(tmp_path / "ours")), acts(made))  # trained on as adapters
-    config = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj", "v_proj"], modules_to_save=["action_out_proj"])
-    config.base_model_name_or_path = str(base)
-    other = get_peft_model(native(base), config)
-    torch.manual_seed(2)
-    for weight in other.parameters():
-        weight.data += 0.02 * torch.randn_like(weight) * weight.requires_grad
-    other.save_pretrained(tmp_path / "theirs")
-    expected = other.merge_and_unload().state_dict()
+    expected = write_of_peft(tmp_path / "theirs", base, ["action_out_proj"]).merge_and_unload().state_dict()
     for name, weight in policy(tmp_path / "theirs", 0).model.native.state_dict().items():
         torch.testing.assert_close(weight, expected[name])
 
 
 def test_scales_of_single_layers_are_kept(base: Path, tmp_path: Path) -> None:
-    config = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj", "v_proj"], alpha_pattern={"v_proj": 3})
-    config.base_model_name_or_path = str(base)
-    config.modules_to_save = ["embed_action_time", "action_out_proj"]
-    other = get_peft_model(native(base), config)
-    torch.manual_seed(2)
-    for weight in other.parameters():
-        weight.data += 0.1 * torch.randn_like(weight) * weight.requires_grad
-    other.save_pretrained(tmp_path / "theirs")
+    write_of_peft(tmp_path / "theirs", base, ["embed_action_time", "action_out_proj"], alpha_pattern={"v_proj": 3})
     made = policy(tmp_path / "theirs", 3)
     publish(made, tmp_path / "ours", tmp_path, peft=True)
     assert torch.equal(acts(policy(tmp_path / "ours", 3)), acts(made))
 
 
 def test_adapters_of_peft_with_dropout_score_what_they_sampled(base: Path, tmp_path: Path) -> None:
-    config = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj", "v_proj"], lora_dropout=0.5)
-    config.base_model_name_or_path = str(base)
-    config.modules_to_save = ["embed_action_time", "action_out_proj"]
-    other = get_peft_model(native(base), config)
-    torch.manual_seed(2)
-    for weight in other.parameters():
-        weight.data += 0.1 * torch.randn_like(weight) * weight.requires_grad
-    other.save_pretrained(tmp_path / "theirs")
+    write_of_peft(tmp_path / "theirs", base, ["embed_action_time", "action_out_proj"], lora_dropout=0.5)
     made = policy(tmp_path / "theirs", 3).train()
     decision = made.act(seen(3))
     torch.testing.assert_close(

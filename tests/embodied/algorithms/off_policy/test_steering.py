@@ -199,6 +199,21 @@ def test_values_of_noise_are_those_of_its_actions_by_hand(options: dict[str, boo
     assert learner._target(batch).shape == (1, 64, 11)  # distributions of returns
 
 
+def test_all_learning_rates_of_dsrl_decay_to_zero() -> None:
+    policy = steered(Steering.NOISE)
+    learner = DSRLConfig(warmup=1, updates=0.01, learning_rate=2e-3, value_learning_rate=4e-3).build(
+        policy, None, Reach(32), torch.Generator().manual_seed(0)
+    )
+    assert isinstance(learner, DSRL)
+    assert learner.executed is not None
+    rollout = Collector(Reach(32), policy, torch.Generator().manual_seed(0)).collect(8)
+    for progress in (0.75, 1.0):
+        learner.update(rollout, progress)
+        optimisers = learner.actor_optimiser, learner.q.optimiser, learner.executed.optimiser
+        rates = [optimiser.param_groups[0]["lr"] for optimiser in optimisers]
+        assert rates == pytest.approx([(1.0 - progress) * rate for rate in (2e-3, 4e-3, 4e-3)])
+
+
 def test_without_aliasing_noise_is_the_action_and_a_person_has_none() -> None:
     policy, learner, collector = make("dsrl, without aliasing")
     rollout = collector.collect(4)

@@ -181,9 +181,9 @@ def test_the_target_policy_reads_observations_by_the_statistics_of_the_policy() 
     learner = config.build(policy, None, env, torch.Generator().manual_seed(0))
     rollout = Collector(env, policy, torch.Generator().manual_seed(0)).collect(4)
     policy.renormalise(rollout.observation.apply(lambda each: each + 3.0))  # as the loop does after each update
-    seen = rollout.observation[0]
+    observation = rollout.observation[0]
     learner.update(rollout, 0.0)  # of the critics alone: the weights of both policies are still the same
-    torch.testing.assert_close(learner.target_policy.actions(seen), policy.actions(seen))
+    torch.testing.assert_close(learner.target_policy.actions(observation), policy.actions(observation))
 
 
 def test_learns_to_reach_from_sparse_reward() -> None:

@@ -336,6 +336,20 @@ def test_a_published_folder_of_lerobot_s_acts_the_same(folder: Path, tmp_path: P
         publish_lerobot(made, out, tmp_path)
 
 
+def test_elements_that_never_varied_are_in_the_middle(folder: Path, tmp_path: Path) -> None:
+    made, out = policy(folder, unnorm_key="demonstrations"), tmp_path / "out"
+    made.fit(seen(32), torch.rand(32, 4, 3) * torch.tensor([1.0, 2.0, 3.0]))
+    publish_lerobot(made, out, tmp_path)
+    (path,) = out.glob("policy_preprocessor*.safetensors")
+    tensors = load_file(path)
+    for name in ("action.min", "action.max"):
+        tensors[name][1] = 0.25
+    save_file(tensors, path)
+    again = policy(out)
+    # LeRobot: 0 where min = max; pi0 has -1
+    torch.testing.assert_close(again.to_robot(torch.zeros(3))[1], torch.tensor(0.25))
+
+
 def test_lerobot_s_layout_needs_published_weights_and_the_base_s_steps(folder: Path, tmp_path: Path) -> None:
     made = GrootConfig(hidden=16).build(SEEING)
     with pytest.raises(UserError, match=r"names the vision-language model of policy\.weights"):
