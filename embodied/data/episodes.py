@@ -183,22 +183,24 @@ class Episodes:
     def chunks(self, rows: Tensor, horizon: int) -> TensorDict:
         """Chunks that begin at the observations `rows` [B].
 
-        Returns {observation, actions [B, H, A], valid [B, H], task_index [B]}. Chunks that extend beyond their episode
-        repeat its last action; `valid` is False there.
+        Returns {observation, actions [B, H, A], valid [B, H], human [B, H], task_index [B]}. Chunks that extend beyond
+        their episode repeat its last action; `valid` is False there. `human` marks actions of a person.
         """
         first = self.first[rows]
         episode = torch.searchsorted(self.ends, first, right=True)
         end = self.ends[episode].unsqueeze(1)
         # steps of each chunk, [B, H]
         index = first.unsqueeze(1) + torch.arange(horizon)
+        action = torch.minimum(index, end - 1)
         observation = self._observation(rows)
         if self.pictures is not None:
             observation.update(self.pictures.take(rows))
         return TensorDict(
             {
                 "observation": observation,
-                "actions": self.actions[torch.minimum(index, end - 1)],
+                "actions": self.actions[action],
                 "valid": index < end,
+                "human": self.human[action],
                 "task_index": self.task_index[episode],
             },
             batch_size=[len(rows)],

@@ -156,11 +156,10 @@ class EpisodeStore:
         return _picked(columns, rows.flatten()).view(rows.shape)
 
     def chunks(self, rows: Tensor, horizon: int) -> TensorDict:
-        """Executed actions from the decisions `rows` on, as in `Episodes.chunks`.
+        """Executed actions from the decisions `rows` on, with the keys of `Episodes.chunks`.
 
-        Returns {observation, actions [B, H, A], valid [B, H], task_index [B]}. Chunks that extend beyond their episode,
-        or what is stored of it, or beyond ceil(H / K) decisions where some are short, repeat the last action; `valid`
-        is False there.
+        Chunks that extend beyond their episode, or what is stored of it, or beyond ceil(H / K) decisions where some are
+        short, repeat the last action; `valid` is False there.
         """
         executed = self._rows["reward"].shape[1]
         walk, reached = self._walk(rows, -(-horizon // executed), across=False)
@@ -172,11 +171,13 @@ class EpisodeStore:
         index = torch.minimum(step, count - 1)
         place = torch.searchsorted(until, index, right=True)
         decision = walk.t().gather(1, place)
+        action = index - (until - length).gather(1, place)
         return TensorDict(
             {
                 "observation": _picked(self._rows["observation"], rows),
-                "actions": self._rows["actions"][decision, index - (until - length).gather(1, place)],
+                "actions": self._rows["actions"][decision, action],
                 "valid": step < count,
+                "human": self._rows["human"][decision, action],
                 "task_index": self._rows["task_index"].index_select(0, rows),
             },
             batch_size=[len(rows)],

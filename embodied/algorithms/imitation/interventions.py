@@ -1,7 +1,7 @@
 """Imitation of a person who takes over: HG-DAgger (arXiv 1810.02890), and intervention weighted regression.
 
 The policy acts, a person takes over where it is about to fail, and the supervised loss goes on while it acts. HG-DAgger
-imitates demonstrations that did not fail and the decisions in which the person acted. Intervention weighted regression
+imitates demonstrations that did not fail and the person's actions. Intervention weighted regression
 (IWR, arXiv 2012.06733, `algorithm=iwr`) also imitates the policy's own decisions, which the person has let pass, and
 draws half of each batch from the person's. No reward is read.
 
@@ -123,7 +123,8 @@ class HGDAgger(Composite):
         for _ in range(int(self.replay.written * self.config.updates) - int(before * self.config.updates)):
             rows = self._draw(*pools)
             if len(rows[0]) + len(rows[1]):
-                losses.append(self.sft.step(self.replay.chunks(rows, self.policy.contract.horizon), progress))
+                chunks = self.replay.imitated_chunks(rows, self.policy.contract.horizon)
+                losses.append(self.sft.step(chunks, progress))
         return metrics | ({"loss": sum(losses) / len(losses)} if losses else {})
 
     def _pools(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -185,11 +185,12 @@ class QC(Composite):
         config = self.config
         rows = self.replay.draw(config.minibatch, self.generator)
         batch = self.replay.transitions(rows, config.lookahead, config.discount)
+        chunks_of = self.replay.chunks
         if own is not None:
             rows = self.replay.draw_imitable(config.minibatch, self.generator, own)
+            chunks_of = self.replay.imitated_chunks
         imitated = len(rows[0]) + len(rows[1]) > 0
-        chunks = self.replay.chunks(rows, self.policy.contract.horizon) if imitated else None
-        return self._learn(batch, chunks, progress)
+        return self._learn(batch, chunks_of(rows, self.policy.contract.horizon) if imitated else None, progress)
 
     def _learn(self, batch: TensorDict, chunks: TensorDict | None, progress: float) -> dict[str, Tensor]:
         """Take one step of critics and actor on the transitions `batch`, and of the behaviour; returns metrics.

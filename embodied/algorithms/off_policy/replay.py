@@ -124,6 +124,18 @@ class MixedReplay(Composite):
         """See `EpisodeStore.chunks`."""
         return self._joined([store.chunks(part, horizon) for store, part in self._parts_of(rows)])
 
+    def imitated_chunks(self, rows: tuple[Tensor, Tensor], horizon: int) -> TensorDict:
+        """Chunks from `rows` on for a supervised loss.
+
+        In a decision in which a person took over or handed back, their actions alone are `valid`: they corrected the
+        policy's.
+        """
+        chunks = self.chunks(rows, horizon)
+        human = chunks["human"]
+        intervened = human[:, : self.policy.contract.executed].any(-1, keepdim=True)
+        chunks["valid"] &= human | ~intervened
+        return chunks
+
     def state_dict(self) -> dict[str, Any]:
         """State of the learner's decisions; demonstrations are read from their file."""
         return self.own.state_dict()

@@ -350,7 +350,7 @@ class SAC(Composite):
         rows = self.replay.draw_imitable(self.config.minibatch, self.generator, self.replay.interventions)
         if not len(rows[0]) + len(rows[1]):
             return None
-        batch = self.replay.chunks(rows, self.policy.contract.horizon)
+        batch = self.replay.imitated_chunks(rows, self.policy.contract.horizon)
         return self.policy.loss(batch["observation"], batch["actions"], batch["valid"])
 
     def largest_pass(self, passes: Passes) -> int | None:

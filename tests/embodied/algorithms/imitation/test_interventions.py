@@ -119,6 +119,26 @@ def test_the_policy_does_as_the_person_did(config: HGDAggerConfig) -> None:
     torch.testing.assert_close(actions, torch.full_like(actions, 0.1), rtol=0.0, atol=0.05)
 
 
+def test_of_a_decision_in_which_a_person_took_over_their_actions_alone_are_imitated() -> None:
+    """The first action is the one that they corrected, and so is what the policy does after they hand back."""
+    _, learner, collector = make(HGDAggerConfig())
+    rollout = collector.collect(4)
+    assert rollout.executed.shape[2] == 2
+    human = torch.zeros_like(rollout.executed)
+    human[1, 0, 1] = human[2, 1] = True
+    learner.replay.add(replace(rollout, signals={"human": human}))
+    rows = learner.replay.own.intervened()
+    recorded = torch.arange(2)
+    chunks = learner.replay.imitated_chunks((rows, recorded), 2)
+    assert chunks["valid"].tolist() == [
+        [False, True],
+        [True, True],
+        *learner.replay.demonstrations.chunks(recorded, 2)["valid"].tolist(),
+    ]
+    unaided = (learner.replay.own.passed(), recorded)
+    assert (learner.replay.imitated_chunks(unaided, 2) == learner.replay.chunks(unaided, 2)).all()
+
+
 def test_resumed_updates_equal_uninterrupted_ones() -> None:
     policy, learner, collector = make(IWRConfig())
     learner.update(helped(collector.collect(4), 0, 3), 0.0)
