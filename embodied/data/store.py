@@ -161,8 +161,7 @@ class EpisodeStore:
         Chunks that extend beyond their episode, or what is stored of it, or beyond ceil(H / K) decisions where some are
         short, repeat the last action; `valid` is False there.
         """
-        executed = self._rows["reward"].shape[1]
-        walk, reached = self._walk(rows, -(-horizon // executed), across=False)
+        walk, reached = self._walk(rows, -(-horizon // self._rows["reward"].shape[1]), across=False)
         # [B, W] numbers of actions up to and including each decision of the walk; the last is that of all
         length = (self._links().executed[walk] * reached).t()
         until = length.cumsum(1)
