@@ -46,7 +46,8 @@ def run(arguments: list[str]) -> None:
         person = stack.enter_context(closing(teleoperation.person(config, station, alone=not config.checkpoint)))
         contract, clock = station.contract, station.clock
         limits = teleoperation.limits(config.limits, contract.control_dt_s)
-        safety = Safety(station.robot, limits, clock, relocates=config.robot == SIMULATION or config.simulated_time)
+        relocates = config.robot == SIMULATION or config.simulated_time
+        safety = Safety(station.robot, limits, clock, station.steady, relocates=relocates)
         policy = None
         if config.checkpoint:
             policy = teleoperation.acting(trained_policy(checkpoint.load(config.checkpoint)), station)

@@ -27,7 +27,7 @@ class Control:
     """Drives the robot at `station`, one control period after another.
 
     Only `safety` writes. `open_person` opens the person's device, again after it was lost; None: nobody is there.
-    Control periods pass by the clock `pace`, while the station's `sleep` waits for them.
+    Control periods pass by the clock `pace`, None: the station's, while the station's `sleep` waits for them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Control:
         self.fault = ""
         """Reason of the last fault, which the next episode waits for."""
         self._open_person = open_person or Nobody
-        self._pace = pace or station.clock
+        self._pace = pace or station.steady or station.clock
         self._translated = station.contract.action != station.robot.contract.action
         self._next = _Constant()
         self._meet()
@@ -118,17 +118,19 @@ class Control:
         self.station.sleep(seconds)
 
     def measure(self) -> tuple[Reading | None, str]:
-        """The newest measurement, and why the robot cannot go on from it; "" if it can."""
+        """The newest measurement that contradicts none before, and why the robot cannot go on from it; "" if it can."""
         try:
             reading = self.station.robot.read()
         except OSError as error:
             return None, self._failed(error).reason
         if reading is None:
             return None, self.safety.reason or "no measurement"
+        accepted, fault = self.safety.observe(reading)
+        reading = accepted or reading
         age_s = self.station.clock() - reading.stamp_s
         if age_s > self.safety.limits.observation_timeout_s:
             return reading, f"the newest measurement is {age_s:.3g} s old"
-        return reading, reading.fault or reading.refusal
+        return reading, fault or reading.refusal
 
     def settle(self, reason: str) -> None:
         """Let the robot stop; an error of its driver is logged, as there is nothing to be done."""

@@ -325,7 +325,6 @@ class RobotEnvironment:
             good = 0 if fault else good + 1
             if reading is not None and not fault:
                 self._reading = reading
-                self.control.safety.observe(reading)
                 fault = "" if self.control.station.has_subscriber() else "nobody listens to its commands"
                 if good >= needed and not fault and self.control.safety.settled:
                     return

@@ -180,7 +180,7 @@ class RobotTask(WrappedTask):
             homing = Homing(self.config.home, self.config.waypoint_s)
             homing.check(station.contract, limits)
             relocates = simulated or self.config.simulated_time
-            safety = Safety(station.robot, limits, station.clock, relocates=relocates)
+            safety = Safety(station.robot, limits, station.clock, station.steady, relocates=relocates)
             if not simulated:  # a simulator's time stands still while the program learns
                 stack.callback(Watchdog(safety, contract.control_dt_s).close)
             by_hand = simulated and self.config.person is Helper.OPERATOR

@@ -56,10 +56,16 @@ class Controller:
         self._record = record
 
     def tick(self) -> Verdict:
-        """Read, pass the measurement to the executor, and let safety write the action or hold."""
+        """Read, pass the measurement to the executor, and let safety write the action or hold.
+
+        The executor gets the one before in place of a measurement that contradicts it, and none that is invalid, except
+        numbers that are not finite, after which executors drop what they were about to do.
+        """
         reading = self._robot.read()
         if reading is not None:
-            self._executor.observe(reading)
+            accepted, _ = self._safety.observe(reading)
+            if accepted is not None or reading.fault:
+                self._executor.observe(accepted or reading)
         now_s = self._clock()
         requested = self._executor.action(now_s)
         verdict = self._safety.command(requested, reading)

@@ -101,6 +101,7 @@ class Station:
         leader: positions [A] of a second arm; None without new ones.
         translate: converts an executor of the contract's actions to one of the robot's actions, where they differ.
         put_back: called when a person has put the scene back; a simulator does it then where `begin` does not.
+        steady: clock of control periods, which does not jump when `clock` is set; None: `clock`.
     """
 
     robot: Robot
@@ -115,6 +116,7 @@ class Station:
     leader: Callable[[], Array | None] = lambda: None
     translate: Callable[[Executor], Executor] = lambda executor: executor
     put_back: Callable[[], None] = lambda: None
+    steady: Clock | None = None
 
 
 class Driver:

@@ -90,6 +90,7 @@ def station(
                 alive=alive,
                 leader=lead,
                 translate=table.translate,
+                steady=ros_robot.steady,
             )
         finally:
             ros_robot.close()

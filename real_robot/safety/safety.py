@@ -126,11 +126,15 @@ class Safety:
         with self._lock:
             return self._consistency.settled and not self._consistency.fault
 
-    def observe(self, reading: Reading) -> None:
-        """Take note of a measurement without a command: a motion starts from several that are consistent."""
+    def observe(self, reading: Reading) -> tuple[Reading | None, str]:
+        """Take note of a measurement without a command: a motion starts from several that are consistent.
+
+        Returns the newest measurement that is valid and does not contradict the ones before, by which programs should
+        decide, or None and why `reading` is invalid.
+        """
         with self._lock:
-            if not self._inputs.reading_fault(reading, self._time()):
-                self._accepted(reading)
+            fault = self._inputs.reading_fault(reading, self._time())
+            return (None, fault) if fault else (self._accepted(reading), "")
 
     def command(self, action: Array | Command | None, reading: Reading | None) -> Verdict:
         """Write `action`, limited where necessary, or hold; call it once per period.

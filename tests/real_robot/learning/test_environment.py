@@ -211,6 +211,27 @@ def test_a_measurement_that_fails_ends_the_episode_and_waits_until_it_is_good_ag
     assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
 
 
+def test_what_an_encoder_measures_that_jumps_is_neither_decided_by_nor_judged():
+    """Positions jump by 0.5 m after the last step of a chunk, for a period; the arm may move 0.02 m in one."""
+    judged = []
+    judge = Judge(lambda observation: judged.append(float(observation["position"][0])) or 0.0)
+    arm, env, _ = driven(rules=Rules(50, judge, waits=False))
+    env.step(chunk(0.01, 0.02, 0.03, 0.04))
+    jumped = arm.ticks + 4
+
+    def jump(reading: Reading) -> Reading:
+        at = reading.observation["position"]
+        return replace(reading, observation={"position": at + 0.5 * (reading.sequence == jumped)})
+
+    arm.fault = jump
+    transition = env.step(chunk(0.05, 0.06, 0.07, 0.08))
+    assert transition.executed.all()
+    assert not bool(transition.truncated)
+    assert transition.observation["position"].item() == near(0.07)  # the measurement before
+    assert env.step(chunk(0.08, 0.08, 0.08, 0.08)).observation["position"].item() == near(0.08)
+    assert max(judged) < 0.1
+
+
 def test_silence_within_the_timeout_is_no_fault():
     arm, env, _ = driven()
     env.step(chunk(0.0, 0.0, 0.0, 0.0))
@@ -262,6 +283,28 @@ def test_a_clock_that_goes_back_keeps_nobody_waiting():
     assert arm.slept - before_s < 0.1  # the person's stop is read again soon
     env.reset()
     assert env.step(chunk(0.01, 0.02, 0.03, 0.04)).executed.all()
+
+
+def test_a_clock_that_is_set_forward_interrupts_no_motion():
+    """The computers' time is set forward by a minute, that of the arm's measurements too; it speeds up by 0.25 m/s."""
+
+    class Jumping(Arm):
+        ahead_s = 0.0
+
+        def clock(self) -> float:
+            return super().clock() + self.ahead_s
+
+    arm = Jumping(kind=Kind.VELOCITY)
+    arm.stops_after_s = 0.5  # after which its motion would begin at rest
+    env = arm_environment(arm, steady=lambda: Arm.clock(arm), acceleration=25.0)
+    env.reset()
+    assert executed(env.step(chunk(0.5, 0.5, 0.5, 0.5))) == near([0.25, 0.5, 0.5, 0.5])
+    arm.ahead_s = 60.0
+    arm.ticks += 1  # the next measurement
+    transition = env.step(chunk(0.5, 0.5, 0.5, 0.5))
+    assert env.control.fault == ""
+    assert executed(transition) == near([0.5] * 4)
+    assert [float(command[0]) for command in arm.commands[-4:]] == near([0.5] * 4)
 
 
 def test_a_device_that_is_unplugged_during_a_take_over_holds_the_robot_until_it_is_back():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from real_robot.learning.control import Control
 from real_robot.learning.environment import RobotEnvironment, Rules
 from real_robot.learning.scripted import ScriptedPerson
 from real_robot.robots.intervention import Person
+from real_robot.robots.robot import Clock
 from real_robot.robots.teleoperation import Station, limits, simulated
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Safety
@@ -89,12 +91,14 @@ def arm_environment(
     executed: int = 4,
     delay: int = 0,
     rules: Rules | None = None,
+    steady: Clock | None = None,
+    acceleration: float = math.inf,
     **options: Any,
 ) -> RobotEnvironment:
     """`arm` as an environment, which may move at 2 m/s: 0.02 m in a period."""
-    station = Station(arm, arm.contract, arm.clock, arm.sleep, lambda: None)
-    limited = replace(LIMITED, kind=arm.kind)
-    safety = Safety(arm, Limits({"a": limited}, observation_timeout_s=0.05, recovery_s=0.1), arm.clock)
+    station = Station(arm, arm.contract, arm.clock, arm.sleep, lambda: None, steady=steady)
+    limited = replace(LIMITED, kind=arm.kind, acceleration=acceleration)
+    safety = Safety(arm, Limits({"a": limited}, observation_timeout_s=0.05, recovery_s=0.1), arm.clock, steady)
     contract = replace(arm.contract, horizon=executed, executed=executed).delayed(delay)
     control = Control(station, safety, person)
     return RobotEnvironment(control, contract, ("hold", "hold"), rules or Rules(50, waits=False), **options)

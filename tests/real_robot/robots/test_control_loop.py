@@ -11,7 +11,7 @@ from real_robot.robots.control_loop import Controller, ControlLoop, Watchdog
 from real_robot.safety.consistency import START_READINGS
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Safety, State
-from tests.real_robot.plant import Plant
+from tests.real_robot.plant import Plant, guarded
 
 
 class Time:
@@ -137,6 +137,28 @@ def test_a_controller_reads_decides_and_lets_safety_write():
         verdict = controller.tick()
     np.testing.assert_allclose(plant.commands[-1], 1.01**2)
     assert plant.commands[-1] is verdict.action
+
+
+def test_executors_decide_by_no_measurement_that_contradicts_the_one_before():
+    """An encoder jumps for a period: the policy goes on from the measurement before, as the limits do."""
+    plant, _ = make()
+    limits = Limits({name: ElementLimits(Kind.VELOCITY, velocity=1.0, measured=f"position.{name}") for name in "ab"})
+    ahead = Ahead()
+    controller = Controller(plant, ahead, guarded(plant, limits), plant.clock)
+    measured = []
+    for period in range(6):
+        plant.ticks += 1
+        position = plant.position.copy()
+        plant.position = position + 5.0 * (period == 3)
+        assert controller.tick().state is State.ACTIVE
+        plant.position = plant.position - 5.0 * (period == 3)
+        measured.append(float(ahead.seen.observation["position"][0] - position[0]))
+    assert measured[:3] + measured[4:] == [0.0] * 5
+    assert -0.02 < measured[3] < 0.0  # the one before
+    plant.ticks += 1
+    plant.position = np.full(2, np.nan)
+    assert controller.tick().state is State.HOLDING
+    assert ahead.seen.fault  # it drops what it was about to do
 
 
 def test_a_watchdog_holds_when_the_program_hangs():
