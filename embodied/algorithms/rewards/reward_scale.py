@@ -40,12 +40,13 @@ class RewardScale:
         return 1.0 / math.sqrt(max(variance, self.squared_rewards / self.rewarded))
 
     def add(self, rollout: Rollout, world: World = ALONE) -> None:
-        """Add the rewards of one rollout of each process."""
-        rewards = chunk_reward(rollout.reward, self.discount).double()
+        """Add the rewards of one rollout of each process, except those of simulations that diverged."""
+        reward = rollout.reward.masked_fill(~rollout.simulated.unsqueeze(-1), 0.0)
+        rewards = chunk_reward(reward, self.discount).double()
         endings = (rollout.executed, rollout.terminated, rollout.truncated)
         zero_values = torch.zeros_like(rewards)
         # with V = 0 and lambda = 1, GAE's return is the discounted sum of rewards to the end
-        returns, _ = gae(rollout.reward, *endings, zero_values, zero_values, discount=self.discount, gae_lambda=1.0)
+        returns, _ = gae(reward, *endings, zero_values, zero_values, discount=self.discount, gae_lambda=1.0)
         added = returns.numel(), returns.sum(), returns.square().sum(), rewards.count_nonzero(), rewards.square().sum()
         as_sums = {"dtype": torch.float64, "device": rewards.device}
         sums = world.sum(torch.stack([torch.as_tensor(each, **as_sums) for each in added])).tolist()

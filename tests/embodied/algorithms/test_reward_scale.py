@@ -56,6 +56,16 @@ def test_by_hand() -> None:
     assert resumed() == scale() == pytest.approx(1.0 / float(returns.std(correction=0)))
 
 
+@pytest.mark.parametrize("reward", [1e9, math.inf])
+def test_the_reward_of_a_simulation_that_diverged_does_not_count(reward: float) -> None:
+    scale, other = RewardScale(0.9), RewardScale(0.9)
+    blown_up = running(0.0, 2.0, reward, -2.0)
+    diverged = torch.tensor([False, False, True, False]).unsqueeze(1)
+    scale.add(replace(blown_up, events={"diverged": diverged}))
+    other.add(running(0.0, 2.0, 0.0, -2.0))
+    assert scale() == other()
+
+
 def test_a_rare_reward_is_not_a_small_one() -> None:
     scale = RewardScale(0.9)
     for _ in range(20):
