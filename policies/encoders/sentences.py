@@ -4,6 +4,9 @@ A sentence's features are the mean of its tokens' last hidden states, of unit le
 them. Similar sentences have similar features, so that words that training did not have still mean something. Every
 distinct sentence is encoded once, alone, so that its features depend on nothing else; checkpoints contain the table of
 sentences and features, with which a policy acts without the model.
+
+A network that has learned a few sentences does anything at features beyond theirs. Once a table has `learned`, it reads
+every sentence as a mean of those learned, weighted by similarity.
 """
 
 from __future__ import annotations
@@ -34,6 +37,11 @@ TOLERANCE = 1e-3
 """Largest difference of a sentence's features, of unit length, between machines."""
 LARGEST = 50_000
 """Largest number of sentences in a table, 77 MB: further ones are encoded whenever they are asked for."""
+
+SHARPNESS = 100.0
+"""Logarithm of the weight of the same sentence over one with orthogonal features."""
+LEARNED = 4096
+"""Largest number of sentences that others are read by."""
 
 
 def local_model() -> str | None:
@@ -96,7 +104,8 @@ class SentenceTable(nn.Module):
     """Table of sentences and their frozen features, which grows by what it is asked for, to `LARGEST`.
 
     `model` is a folder or a name on the hub; None: the model on this machine, if there is one. Its state is `texts`
-    uint8 [T, L] and `features` [T, FEATURES]. They are no buffers, because each process may know other sentences.
+    uint8 [T, L] and `features` [T, FEATURES], and `learned` [R, FEATURES] are those of learned sentences. They are no
+    buffers, because each process may know other sentences.
 
     Raises:
         UserError: for a sentence that the table lacks where there is no model, or another one than the table's.
@@ -107,12 +116,29 @@ class SentenceTable(nn.Module):
         self.model = model
         self.rows: dict[bytes, int] = {}
         self.features = torch.zeros(0, FEATURES, device="cpu")
+        self.learned = torch.zeros(0, FEATURES, device="cpu")
         self._is_checked = True  # whether the features in the table are those of the model here
+
+    def learn(self, text: Tensor) -> None:
+        """Read all sentences by those of `text` [..., L] from now on, at most `LEARNED` of them."""
+        rows, features = self._rows_of(text)
+        distinct = features[rows.unique()]
+        self.learned = distinct[:: -(-len(distinct) // LEARNED)]
 
     def forward(self, text: Tensor) -> Tensor:
         """Features [..., FEATURES] of texts [..., L], encoded as in the contract (`embodied.text`)."""
         if text.is_meta:
             return text.new_empty(*text.shape[:-1], FEATURES, dtype=torch.float32)
+        rows, features = self._rows_of(text)
+        distinct, place = rows.unique(return_inverse=True)
+        read = features[distinct]
+        if len(self.learned):
+            # f <- sum_i softmax_i(SHARPNESS f . f_i) f_i over the learned sentences
+            read = (SHARPNESS * read @ self.learned.T).softmax(-1) @ self.learned
+        return read[place].view(*text.shape[:-1], FEATURES).to(text.device)
+
+    def _rows_of(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of all texts [..., L], flat, and the features [T, FEATURES] in which they are, of new sentences too."""
         size = text.shape[-1]
         texts = text.cpu().contiguous().numpy().reshape(-1, size).view(f"S{size}").ravel().tolist()
         table, features = self.rows, self.features
@@ -121,8 +147,7 @@ class SentenceTable(nn.Module):
             features = torch.cat((features, torch.stack([self._encoded(each) for each in new])))
             if len(table) <= LARGEST:
                 self.rows, self.features = table, features
-        rows = torch.tensor([table[each] for each in texts], dtype=torch.int64)
-        return features[rows].view(*text.shape[:-1], FEATURES).to(text.device)
+        return torch.tensor([table[each] for each in texts], dtype=torch.int64), features
 
     def _model_here(self) -> str | None:
         """The named model; this machine's own for a folder of another machine, and without a name."""
@@ -160,6 +185,7 @@ class SentenceTable(nn.Module):
         texts = torch.frombuffer(bytearray(padded), dtype=torch.uint8) if padded else torch.zeros(0, dtype=torch.uint8)
         destination[f"{prefix}texts"] = texts.view(-1, length)
         destination[f"{prefix}features"] = self.features
+        destination[f"{prefix}learned"] = self.learned
 
     def _load_from_state_dict(
         self,
@@ -183,3 +209,5 @@ class SentenceTable(nn.Module):
         new = [text for text in table if text not in self.rows]
         self._is_checked = self._is_checked and not new
         self._add(new, features[[table[text] for text in new]].float().clone())
+        # checkpoints of earlier releases read new sentences as they are
+        self.learned = state_dict.get(f"{prefix}learned", self.learned[:0]).cpu().float().clone()

@@ -126,7 +126,8 @@ class PictureEncoder(Encoder):
         """Compute mean and deviation of the float32 observations and of sentences; collect the known words, of [N]."""
         self.state.fit_statistics(observation)
         if self.reads_sentences:
-            features = self.read(observation)[SENTENCE]
+            self._source.sentences.learn(observation[self.instruction])
+            features = self.read(observation.exclude(SENTENCE))[SENTENCE]
             self.sentence_mean.copy_(features.mean(0))
             # one scale for all: a feature that hardly varies in training says little
             self.sentence_std.copy_((features - self.sentence_mean).square().mean().sqrt().clamp_min(SMALLEST_STD))

@@ -128,7 +128,7 @@ def test_a_table_serves_its_sentences_without_the_model_and_asks_for_it_for_othe
         again(said(MILK, "take the soup"))
     assert "\n" not in str(info.value)
     assert torch.equal(again(said(MILK)), features[:1])  # the refusal loses nothing
-    assert {*again.state_dict()} == {"texts", "features"}
+    assert {*again.state_dict()} == {"texts", "features", "learned"}
     with pytest.raises(UserError, match="is a new sentence: expected the model"):
         SentenceTable(None)(said(MILK))
 
@@ -142,6 +142,30 @@ def test_tables_join_what_they_load_and_keep_what_they_know(model: str) -> None:
         collector.load_state_dict(learner.state_dict())
     assert torch.equal(collector(said(MILK, SOUP)), torch.cat((expected, own)))
     assert collector.state_dict()["features"].shape == (2, FEATURES)
+
+
+def test_new_sentences_are_read_as_a_mean_of_those_learned_that_are_most_alike(model: str) -> None:
+    table, other = SentenceTable(model), SentenceTable(model)
+    new, milk, soup = table(said("please take the milk", MILK, SOUP))
+    table.learn(said(MILK, SOUP, MILK))
+    learned = torch.stack((milk, soup))
+    weight = torch.exp(100.0 * (learned @ new - 1.0))
+    expected = (weight[:, None] * learned).sum(0) / weight.sum()
+    torch.testing.assert_close(table(said("please take the milk"))[0], expected, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(expected, new, atol=1e-2)
+    torch.testing.assert_close(table(said(SOUP, MILK)), learned[[1, 0]], atol=1e-2, rtol=0.0)
+    other.load_state_dict(table.state_dict())  # with other sentences of its own
+    assert torch.equal(other(said("please take the milk", SOUP)), table(said("please take the milk", SOUP)))
+    before = {name: value for name, value in table.state_dict().items() if name != "learned"}
+    other.load_state_dict(before)  # of an earlier release
+    torch.testing.assert_close(other(said("please take the milk"))[0], new)
+
+
+def test_few_of_many_sentences_are_learned(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentences, "LEARNED", 2)
+    table = SentenceTable(model)
+    table.learn(said(*(f"pick up the milk {number}" for number in range(5))))
+    assert len(table.learned) == 2
 
 
 @pytest.mark.usefixtures("nowhere")
