@@ -1,15 +1,17 @@
 """Actions as tokens of a vision-language model, all of a chunk at once: OpenVLA-OFT (arXiv 2502.19645).
 
-Bins and their statistics are OpenVLA's (arXiv 2406.09246), the tempered likelihood is that of SimpleVLA-RL
-(arXiv 2509.09674). Differs from OpenVLA-OFT: without published weights the model is a stock PaliGemma instead of
-Prismatic, the empty token of each element is learned, bins are wider, and all elements are normalised, the gripper's
-too; only the vocabulary's bins are scored; the critic reads the mean hidden state of the elements and
-the robot's state.
+OpenVLA's own weights (arXiv 2406.09246) write an action's elements one after the other. Bins and their statistics are
+OpenVLA's, the tempered likelihood is that of SimpleVLA-RL (arXiv 2509.09674). Differs from OpenVLA-OFT: without
+published weights the model is a stock PaliGemma instead of Prismatic, the empty token of each element is learned, bins
+are wider, and all elements are normalised, the gripper's too; only the vocabulary's bins are scored; the critic reads
+the robot's state and the mean hidden state of the elements, or that of the first of those written in turn.
 Letters as in `policies.vla.openvla.parallel`; K executed actions, P parts of a log-probability, B bins.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
@@ -33,6 +35,7 @@ from policies.vla.openvla.parallel import BINS, ParallelModel, Regression, untra
 from policies.vla.openvla.weights import Published, action_range, fill, published, state_range, two_valued
 from policies.vla.sizes import Size
 
+log = logging.getLogger("embodied")
 QUANTILES = 0.01, 0.99
 """Shares of demonstrated actions below -1 and up to 1 when normalised."""
 COARSE = 32
@@ -67,6 +70,17 @@ class Reading(Enum):
     DRAWN = "drawn"
 
 
+class Decoding(Enum):
+    """Decoding of a chunk's elements: all at once (PARALLEL), or one after the other (AUTOREGRESSIVE).
+
+    AUTO is as the published weights have learned, by the files beside them, and PARALLEL where nothing says so.
+    """
+
+    AUTO = "auto"
+    PARALLEL = "parallel"
+    AUTOREGRESSIVE = "autoregressive"
+
+
 class Part(Enum):
     """Unit of a part of the log-probability, which PPO clips by itself: a TOKEN, an ACTION, or the CHUNK."""
 
@@ -85,8 +99,8 @@ class TokensConfig(Computing, PolicyConfig):
     `weights` (`policies.vla.adapters`); checkpoints then refer to the weights, and contain no copy.
 
     An element is one of `bins` values: OpenVLA's 256 of published weights, 32 from scratch (None). Sampled tokens are
-    drawn and scored at `temperature`, deterministic ones read by `reading`. A `part` of the
-    log-probability is the sum over its tokens. The critic has layers of width `hidden` and a
+    drawn and scored at `temperature`, deterministic ones read by `reading`. Published weights decode by `decoding`. A
+    `part` of the log-probability is the sum over its tokens. The critic has layers of width `hidden` and a
     head of `values`.
 
     `precision`, `gradient_checkpointing` and `compile` configure the computation (`policies.vla.computing`).
@@ -100,6 +114,7 @@ class TokensConfig(Computing, PolicyConfig):
     bins: Annotated[int, Range(at_least=2, at_most=BINS)] | None = None
     temperature: PositiveFloat = 1.0
     reading: Reading = Reading.AUTO
+    decoding: Decoding = Decoding.AUTO
     part: Part = Part.TOKEN
     critic: Reads = Reads.AUTO
     hidden: PositiveInt = 256
@@ -112,6 +127,8 @@ class TokensConfig(Computing, PolicyConfig):
             raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
         if self.weights and self.bins not in (None, BINS):
             raise UserError(f"policy.weights have {BINS} bins, and policy.bins={self.bins}: leave one of them out")
+        if self.decoding is Decoding.AUTOREGRESSIVE and not self.weights:
+            raise UserError("policy.decoding=autoregressive is that of published weights: name them in policy.weights")
 
     def build(self, contract: Contract) -> TokensPolicy:
         """Build the policy for `contract`."""
@@ -122,7 +139,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
     """Policy that predicts chunks of H actions, a token of B for each element, in one pass of a vision-language model.
 
     Bins divide [-1, 1], which is the range between the 1% and 99% quantiles of demonstrated actions. Elements are
-    independent given the observation, so that the log-probability of a chunk is a sum over K * A tokens.
+    independent given the observation, or written one after the other and given those before: the log-probability of a
+    chunk is a sum over K * A tokens.
 
     Raises:
         UserError: if the action has no limits, the contract has no pictures or state that actors may read, or published
@@ -144,6 +162,14 @@ class TokensPolicy(adapters.AdaptablePolicy):
         self.actions = contract.action.shape[-1]
         checkpoint = published(config.weights, config.unnorm_key) if config.weights else None
         self.bins = config.bins or (BINS if checkpoint else COARSE)
+        self.autoregressive = config.decoding is Decoding.AUTOREGRESSIVE
+        if checkpoint and config.decoding is Decoding.AUTO:
+            self.autoregressive = checkpoint.autoregressive is True
+            if checkpoint.autoregressive is None:
+                log.info(
+                    f"no file of policy.weights={config.weights} says how they decode: at once, as OpenVLA-OFT; "
+                    "OpenVLA's own need policy.decoding=autoregressive"
+                )
         self.inputs = (PromptedInputs if checkpoint else Inputs)(contract, "policy=tokens")
         self.model = self._model(checkpoint)
         self.model.computing = config
@@ -151,6 +177,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
         regresses = config.head is Head.L1 or (
             config.head is Head.AUTO and checkpoint is not None and checkpoint.head is not None
         )
+        if regresses and self.autoregressive:
+            raise UserError("policy.head=l1 regresses a chunk at once; use policy.decoding=parallel")
         self.regression = Regression(self.model.width, self.actions) if regresses else None
         self.value_head = config.values
         inputs = self.model.width + self.inputs.state_size
@@ -211,7 +239,20 @@ class TokensPolicy(adapters.AdaptablePolicy):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Draw chunks; the sample has the bins of their elements [N, H, A], uint8 (with L1 regression, nothing)."""
-        state, hidden = self._read(observation)
+        how = self._reading if deterministic else None
+        noise = None
+        if how is Reading.DRAWN:
+            shape = self.contract.horizon, self.actions
+            noise = fixed_noise(self.inputs.identity(observation), shape).to(self.device)
+
+        def pick(log_probs: Tensor, noise: Tensor | None) -> Tensor:
+            return self._picked(log_probs, how, noise, generator)
+
+        bins = None
+        if self.autoregressive:
+            state, hidden, bins = self._written(observation, noise, pick)
+        else:
+            state, hidden = self._read(observation)
         has_value = needs_value(self, observation, deterministic)
         value = self.value_head.values(self._value_outputs(observation, state, hidden)) if has_value else None
         if self.regression:
@@ -223,12 +264,10 @@ class TokensPolicy(adapters.AdaptablePolicy):
                 value,
             )
         log_probs = self._log_probs(hidden)
-        if deterministic:
-            bins, x = self._likely(log_probs, observation)
-        else:
-            draws = torch.multinomial(log_probs.exp().flatten(0, -2), 1, generator=generator)
-            bins = draws.view(log_probs.shape[:-1])
-            x = centres(bins, self.bins)
+        bins = pick(log_probs, noise) if bins is None else bins
+        x = centres(bins, self.bins)
+        if how is Reading.MEDIAN:
+            x = x + self._within(log_probs, bins)
         sample = TensorDict({"bins": bins.to(torch.uint8)}, batch_size=[len(state)])
         return Decision(self.to_robot(x), sample, self._terms(chosen(log_probs, bins)), value)
 
@@ -240,11 +279,12 @@ class TokensPolicy(adapters.AdaptablePolicy):
         """
         if self.regression:
             raise UserError("head=l1 has no likelihood; use policy.head=bins")
-        state, hidden = self._read(observation)
+        bins = sample["bins"].long()
+        state, hidden = self._read(observation, bins)
         log_probs = self._log_probs(hidden)
         # H = -sum_b p_b log p_b
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        terms = self._terms(chosen(log_probs, sample["bins"].long())), self._terms(entropy)
+        terms = self._terms(chosen(log_probs, bins)), self._terms(entropy)
         log_prob, entropy = (sum_of_executed(each, sample) for each in terms)
         outputs = self._value_outputs(observation, state, hidden)
         return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
@@ -263,13 +303,14 @@ class TokensPolicy(adapters.AdaptablePolicy):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Cross entropy of tokens, or absolute error, of `actions` [N, H, A] that are `valid` [N, H]; one scalar."""
-        _, hidden = self._read(observation)
         target = self.normalised(actions)
+        bins = bins_of(target, self.bins)
+        _, hidden = self._read(observation, bins)
         if self.regression:
             error = (self.regression(hidden) - target).abs()
         else:
             # L = sum(valid * mean over elements of -log p(bin of a)) / sum(valid)
-            error = -chosen(self.model.logits(hidden).log_softmax(-1), bins_of(target, self.bins))
+            error = -chosen(self.model.logits(hidden).log_softmax(-1), bins)
         return (error.mean(-1) * valid).sum() / valid.sum().clamp_min(1)
 
     def normalised(self, actions: Tensor) -> Tensor:
@@ -296,7 +337,13 @@ class TokensPolicy(adapters.AdaptablePolicy):
         if not pretrained:
             return ParallelModel(untrained(self.config.size, self.bins), state, elements, self.bins)
         model = OpenVLAModel(
-            pretrained.native, state if pretrained.proprio else 0, elements, pretrained.means, pretrained.deviations
+            pretrained.native,
+            state if pretrained.proprio else 0,
+            elements,
+            pretrained.means,
+            pretrained.deviations,
+            autoregressive=self.autoregressive,
+            first_bin=pretrained.first_bin,
         )
         if pretrained.proprio and model.state:
             self._check_size("a state", pretrained.proprio["fc1.weight"].shape[1], state)
@@ -334,39 +381,80 @@ class TokensPolicy(adapters.AdaptablePolicy):
             self.inputs.take(*map(torch.tensor, state_range(pretrained.statistics["proprio"])))
             self.brought_state = True
 
-    def _read(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """State [N, state_size] and hidden states [N, H, A, W] of the elements."""
+    def _read(self, observation: TensorDict, bins: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """State [N, state_size] and hidden states [N, H, A, W] of the elements.
+
+        Elements that are written one after the other are those of `bins` [N, H, A]; None: the first alone.
+        """
+        inputs = self._inputs(observation)
+        if not self.autoregressive:
+            return inputs[-1], self.model(*inputs).unflatten(1, (self.contract.horizon, self.actions))
+        state = inputs[-1]
+        if bins is None:
+            return state, self.model(*inputs, state.new_zeros(len(state), 0, dtype=torch.int64)).unsqueeze(1)
+        return state, self.model(*inputs, bins.flatten(1)[:, :-1]).unflatten(1, bins.shape[1:])
+
+    @torch.no_grad()
+    def _written(
+        self, observation: TensorDict, noise: Tensor | None, pick: Callable[[Tensor, Tensor | None], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """State, hidden states and bins [N, H, A] of elements that `pick` chooses one after the other."""
+        assert isinstance(self.model, OpenVLAModel)
+        flat = None if noise is None else noise.flatten(1)
+
+        def choose(hidden: Tensor, element: int) -> Tensor:
+            return pick(self._log_probs(hidden), None if flat is None else flat[:, element])
+
+        inputs = self._inputs(observation)
+        hidden, bins = self.model.write(*inputs, choose)
+        shape = self.contract.horizon, self.actions
+        return inputs[-1], hidden.unflatten(1, shape), bins.unflatten(1, shape)
+
+    def _inputs(self, observation: TensorDict) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Pictures, tokens of the prompt, which of them are real, and the state."""
         state = self.inputs.standardised_state(observation)
         pictures = self.inputs.pictures(observation, self.model.picture_size)
-        hidden = self.model(pictures, *self.inputs.tokens(observation), state)
-        return state, hidden.unflatten(1, (self.contract.horizon, self.actions))
+        return pictures, *self.inputs.tokens(observation), state
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of the bins [N, H, A, B]."""
         return (self.model.logits(hidden) / self.config.temperature).log_softmax(-1)
 
-    def _likely(self, log_probs: Tensor, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """Bins and normalised actions [N, H, A] of deterministic chunks."""
-        reading = self.config.reading
-        if reading is Reading.MODE or (reading is Reading.AUTO and self.config.weights):
-            bins = log_probs.argmax(-1)
-            return bins, centres(bins, self.bins)
+    @property
+    def _reading(self) -> Reading:
+        """How deterministic chunks are read."""
+        if self.config.reading is Reading.AUTO:
+            return Reading.MODE if self.config.weights else Reading.MEDIAN
+        return self.config.reading
+
+    def _picked(
+        self, log_probs: Tensor, how: Reading | None, noise: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """Bins [...] of `log_probs` [..., B], read as `how`; None: drawn by `generator`."""
+        if how is None:
+            draws = torch.multinomial(log_probs.exp().flatten(0, -2), 1, generator=generator)
+            return draws.view(log_probs.shape[:-1])
+        if how is Reading.MODE:
+            return log_probs.argmax(-1)
+        # the median, or inverse transform sampling with a uniform number per element
+        share = 0.5 if noise is None else torch.special.ndtr(noise).unsqueeze(-1)
         cumulative = log_probs.exp().cumsum(-1)  # from the largest value downwards
-        if reading is Reading.DRAWN:
-            noise = fixed_noise(self.inputs.identity(observation), cumulative.shape[1:-1]).to(self.device)
-            # inverse transform sampling with a uniform number per element
-            bins = (cumulative < torch.special.ndtr(noise).unsqueeze(-1)).sum(-1).clamp_max(self.bins - 1)
-            return bins, centres(bins, self.bins)
-        bins = (cumulative < 0.5).sum(-1).clamp_max(self.bins - 1)
+        return (cumulative < share).sum(-1).clamp_max(self.bins - 1)
+
+    def _within(self, log_probs: Tensor, bins: Tensor) -> Tensor:
+        """Distance of the median from the centre of its bin, of normalised actions."""
+        cumulative = log_probs.exp().cumsum(-1)
         share = (chosen(cumulative, bins) - 0.5) / chosen(log_probs, bins).exp()  # share of the bin that is smaller
-        return bins, centres(bins, self.bins) + (2.0 * share.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
+        return (2.0 * share.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
 
     def _value_outputs(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
         return self.critic(self.critic.features(observation, lambda: self._summary(state, hidden)))
 
     def _summary(self, state: Tensor, hidden: Tensor) -> Tensor:
         """Inputs of a critic that reads hidden states, [N, W + state_size]."""
-        return torch.cat((hidden.mean((1, 2)), state), -1)
+        # elements that are written depend on those before, the first on the observation alone
+        mean = hidden[:, 0, 0] if self.autoregressive else hidden.mean((1, 2))
+        return torch.cat((mean, state), -1)
 
     def _terms(self, elementwise: Tensor) -> Tensor:
         """Contribution [N, K, P] of each executed action to each part, from elements [N, H, A].

@@ -18,6 +18,7 @@ from policies.vla.checkpoints.settings import CONFIG, LIBERO, learned_libero
 from policies.vla.checkpoints.statistics import UNREADABLE, reason
 from policies.vla.checkpoints.weights import folder_of, has_adaptive_norms
 from policies.vla.groot.weights import RAW as GROOT
+from policies.vla.openvla.weights import CODE, writes_in_turn
 
 KIND = "a vision-language-action model"
 PROPRIOCEPTION = "proprio_projector--*.pt"
@@ -25,7 +26,7 @@ PROPRIOCEPTION = "proprio_projector--*.pt"
 REPLANNED = 5
 """Number of actions that openpi's evaluation on LIBERO executes of each chunk."""
 CHUNK = 8
-"""Number of actions of a chunk of OpenVLA-OFT on LIBERO, all of which are executed."""
+"""Number of actions of a chunk of OpenVLA-OFT on LIBERO, all of which are executed; OpenVLA has one."""
 STEPS = 50
 """Number of actions of a chunk of pi0, and executed by LeRobot, where the configuration has none."""
 GROOT_STEPS = 16
@@ -53,7 +54,7 @@ def read(weights: str) -> StartingPoint | None:
         fields = settings.read_fields(folder)
         kind = fields.get("type", fields.get("model_type"))
         if kind == "openvla":
-            return _openvla(weights, folder_of(weights, KIND, PROPRIOCEPTION, tensors=False), fields)
+            return _openvla(weights, folder_of(weights, KIND, PROPRIOCEPTION, CODE, tensors=False), fields)
         if kind == GROOT:
             size = fields["action_horizon"]
             return StartingPoint(weights, "groot", "NVIDIA", size, size, len(CAMERAS))
@@ -121,12 +122,14 @@ def _openvla(weights: str, folder: Path, fields: Mapping[str, Any]) -> StartingP
     learned = [name for name in data_sets if name.startswith(f"{LIBERO}_")]
     # OpenVLA-OFT's weights that read the state read the wrist camera, too; others have learned with one picture
     cameras = 2 if any(folder.glob(PROPRIOCEPTION)) else 1
+    single = writes_in_turn(folder) is True
+    steps = 1 if single else CHUNK
     return StartingPoint(
         weights,
         "tokens",
-        "OpenVLA-OFT",
-        CHUNK,
-        CHUNK,
+        "OpenVLA" if single else "OpenVLA-OFT",
+        steps,
+        steps,
         cameras,
         data_sets,
         LIBERO if learned else None,

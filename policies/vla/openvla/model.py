@@ -1,9 +1,11 @@
-"""OpenVLA's Prismatic model on parts of `transformers`, which decodes a chunk at once: OpenVLA-OFT (2502.19645).
+"""OpenVLA's Prismatic model on parts of `transformers`: OpenVLA (2406.09246) and OpenVLA-OFT (2502.19645).
 
 DINOv2 with registers and SigLIP encode each picture (arXiv 2402.07865); their concatenated patches pass a
-projector, and a Llama without a causal mask reads: the beginning, the patches of every picture, the robot's state, the
-prompt, an empty token for each element of the chunk, and the end. As in any language model the output at a position
-belongs to the next one, so that the first element is the output at the prompt's last token.
+projector. OFT decodes a chunk at once: a Llama without a causal mask reads the beginning, the patches of every
+picture, the robot's state, the prompt, an empty token for each element of the chunk, and the end. OpenVLA writes one
+element after the other: a causal Llama reads the same up to the prompt, then the tokens of the elements before. As in
+any language model the output at a position belongs to the next one, so that the first element is the output at the
+prompt's last token.
 Source of these facts: github.com/moojink/openvla-oft and its fork of transformers; github.com/openvla/openvla.
 Differs from them: pictures do not pass JPEG. Letters: N observations, C cameras, S pixels of a side, L tokens of a
 prompt, A action dimension, H actions of a chunk, W width of a hidden state.
@@ -12,6 +14,7 @@ prompt, A action dimension, H actions of a chunk, W width of a hidden state.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -70,8 +73,9 @@ class Prismatic(nn.Module):
 class OpenVLAModel(nn.Module):
     """Network from pictures, prompt and state to the hidden states of a chunk's elements, like `ParallelModel`.
 
-    `means` and `deviations` [2, 3] of colours from 0 to 1 are for DINOv2 and SigLIP. With a `state_size` of 0 the state
-    has no token. Adapters are on layers with names like `adapted`.
+    With `autoregressive` these also depend on the elements before, whose bins begin at the token `first_bin`. `means`
+    and `deviations` [2, 3] of colours from 0 to 1 are for DINOv2 and SigLIP. With a `state_size` of 0 the state has no
+    token. Adapters are on layers with names like `adapted`.
     """
 
     adapted = r".*\.layers?\.\d+\.(.*_proj|mlp\.fc\d)|projector\.fc\d"
@@ -80,11 +84,21 @@ class OpenVLAModel(nn.Module):
     deviations: Tensor
 
     def __init__(
-        self, native: Prismatic, state_size: int, elements: int, means: list[list[float]], deviations: list[list[float]]
+        self,
+        native: Prismatic,
+        state_size: int,
+        elements: int,
+        means: list[list[float]],
+        deviations: list[list[float]],
+        *,
+        autoregressive: bool = False,
+        first_bin: int = 0,
     ) -> None:
         super().__init__()
         self.native = native
         self.elements = elements
+        self.autoregressive = autoregressive
+        self.first_bin = first_bin
         self.computing = Computing()
         self.picture_size: int = native.dino.config.image_size
         self.width: int = native.language_model.config.hidden_size
@@ -92,35 +106,53 @@ class OpenVLAModel(nn.Module):
         self.register_buffer("means", torch.tensor(means))
         self.register_buffer("deviations", torch.tensor(deviations))
 
-    def forward(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
+    def forward(
+        self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor, bins: Tensor | None = None
+    ) -> Tensor:
         """Hidden states [N, H * A, W] of the elements.
 
         Inputs are pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, which comes
-        first, and states [N, state_size].
+        first, and states [N, state_size]. Written one after the other, elements are those after the first elements
+        `bins` [N, M], and the first one: [N, M + 1, W].
         """
+        if self.autoregressive:
+            assert bins is not None, "expected the elements before"
+            return self.computing.run(OpenVLAModel._follow, self, pictures, tokens, real, state, bins).float()
         return self.computing.run(OpenVLAModel._read, self, pictures, tokens, real, state).float()
+
+    @torch.no_grad()
+    def write(
+        self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor, choose: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, H * A, W] and bins [N, H * A] of elements that are written one after the other.
+
+        `choose` returns the bins [N] given the hidden states [N, W] and the number of an element.
+        """
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        embedded, real = self.computing.run(OpenVLAModel._context, self, pictures, tokens, real, state)
+        hidden, bins = [], []
+        for element in range(self.elements):
+            output = self.computing.run(OpenVLAModel._next, self, cache, real, embedded)
+            hidden.append(output.float())
+            bins.append(choose(hidden[-1], element))
+            embedded = self.native.language_model.embed_tokens(self.first_bin + bins[-1].unsqueeze(1))
+            real = torch.cat((real, real.new_ones(len(real), 1)), 1)
+        return torch.stack(hidden, 1), torch.stack(bins, 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [..., BINS] of an element's values, from hidden states [..., W]."""
         return (hidden @ self.native.bins.weight.T.float()).float()
 
     def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
-        count = len(pictures)
+        """Hidden states of all elements at once."""
+        context, real = self._context(pictures, tokens, real, state)
         language_model = self.native.language_model
-        settings = language_model.config
-        embed = language_model.embed_tokens
-        beginning, end = (
-            embed(tokens.new_full((count, 1), token)) for token in (settings.bos_token_id, settings.eos_token_id)
-        )
-        patches = self.native.projector(self._patches(pictures.flatten(0, 1))).reshape(count, -1, self.width)
-        # order: beginning, patches, state, prompt, H * A empty tokens, end
-        before = [beginning, patches, *([self.state(state).unsqueeze(1)] if self.state else [])]
-        after = [beginning.new_zeros(count, self.elements, self.width), end]
-        embedded = torch.cat((*before, embed(tokens), *after), 1)
-        real_before, real_after = (
-            real.new_ones(count, sum(part.shape[1] for part in parts)) for parts in (before, after)
-        )
-        real = torch.cat((real_before, real, real_after), 1)
+        end = language_model.embed_tokens(tokens.new_full((len(tokens), 1), language_model.config.eos_token_id))
+        # order: context, H * A empty tokens, end
+        embedded = torch.cat((context, context.new_zeros(len(tokens), self.elements, self.width), end), 1)
+        real = torch.cat((real, real.new_ones(len(real), self.elements + 1)), 1)
         output = language_model(
             inputs_embeds=embedded,
             position_ids=real.cumsum(-1) - 1,
@@ -129,6 +161,38 @@ class OpenVLAModel(nn.Module):
             attention_mask=real.bool()[:, None, None].expand(-1, 1, real.shape[1], -1),
         )
         return output.last_hidden_state[:, -self.elements - 2 : -2]  # each output is one position before its element
+
+    def _follow(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor, bins: Tensor) -> Tensor:
+        """Hidden states of the first element and of those after `bins`."""
+        context, real = self._context(pictures, tokens, real, state)
+        language_model = self.native.language_model
+        embedded = torch.cat((context, language_model.embed_tokens(self.first_bin + bins)), 1)
+        real = torch.cat((real, real.new_ones(bins.shape)), 1)
+        output = language_model(
+            inputs_embeds=embedded, position_ids=real.cumsum(-1) - 1, use_cache=False, attention_mask=real
+        )
+        return output.last_hidden_state[:, -bins.shape[1] - 1 :]
+
+    def _next(self, cache: Any, real: Tensor, embedded: Tensor) -> Tensor:  # noqa: ANN401 - of transformers
+        """Hidden state [N, W] at the last of the tokens `embedded` after those in the `cache`."""
+        output = self.native.language_model(
+            inputs_embeds=embedded,
+            position_ids=(real.cumsum(-1) - 1)[:, -embedded.shape[1] :],
+            attention_mask=real,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[:, -1]
+
+    def _context(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Embedded beginning, patches, state and prompt, and which of them are real."""
+        count = len(pictures)
+        embed = self.native.language_model.embed_tokens
+        beginning = embed(tokens.new_full((count, 1), self.native.language_model.config.bos_token_id))
+        patches = self.native.projector(self._patches(pictures.flatten(0, 1))).reshape(count, -1, self.width)
+        before = [beginning, patches, *([self.state(state).unsqueeze(1)] if self.state else [])]
+        real_before = real.new_ones(count, sum(part.shape[1] for part in before))
+        return torch.cat((*before, embed(tokens)), 1), torch.cat((real_before, real), 1)
 
     def _patches(self, pictures: Tensor) -> Tensor:
         """Concatenated patch features of DINOv2 and SigLIP, of pictures [M, 3, S, S] in [-1, 1]."""

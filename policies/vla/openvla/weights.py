@@ -55,13 +55,19 @@ LAYERS = {
 }
 """Names within a layer of transformers' vision, and timm's."""
 
+CODE = "modeling_prismatic.py"
+"""File of the authors' code beside published weights."""
+CHUNKS = "NUM_ACTIONS_CHUNK"
+"""Name in the code of OpenVLA-OFT that OpenVLA's lacks."""
+
 
 @dataclass
 class Published:
     """Model parts, normalisation of colours [2, 3], tokenizer, and the other contents of a published folder.
 
-    `proprio` and `head` are tensors of the two .pt files, by name; `statistics` are those of the requested data set.
-    Each is None if there is none.
+    `proprio` and `head` are tensors of the two .pt files, by name; `statistics` are those of the requested data set;
+    `autoregressive` says whether elements are written one after the other. Each is None if there is none, or nothing
+    says so. `first_bin` is the token of the first bin.
     """
 
     native: Prismatic
@@ -71,6 +77,8 @@ class Published:
     proprio: dict[str, Tensor] | None
     head: dict[str, Tensor] | None
     statistics: dict[str, Any] | None
+    autoregressive: bool | None
+    first_bin: int
 
 
 def published(weights: str, unnorm_key: str | None) -> Published:
@@ -82,17 +90,31 @@ def published(weights: str, unnorm_key: str | None) -> Published:
     with needs_extra("vla"):
         import transformers  # noqa: F401
     try:
-        folder = folder_of(weights, "OpenVLA", "*.pt")
+        folder = folder_of(weights, "OpenVLA", "*.pt", CODE)
         settings = _settings(folder)
         proprio, head = (_part(folder, name) for name in ("proprio_projector", "action_head"))
         statistics = _statistics(folder, settings, unnorm_key, proprio is not None)
         colours = _colours(folder)
         tokenizer = _tokenizer(folder)
-        return Published(_native(folder, settings), *colours, tokenizer, proprio, head, statistics)
+        native = _native(folder, settings)
+        autoregressive = writes_in_turn(folder)
+        return Published(native, *colours, tokenizer, proprio, head, statistics, autoregressive, _first_bin(settings))
     except UserError:  # has a message already
         raise
     except (*UNREADABLE, TypeError, EOFError, UnpicklingError) as error:
         raise UserError(f"policy.weights={weights}: expected OpenVLA's published files ({reason(error)})") from error
+
+
+def writes_in_turn(folder: Path) -> bool | None:
+    """Whether the weights in `folder` write elements one after the other, as OpenVLA, or at once, as OpenVLA-OFT.
+
+    OFT's weights lie beside its .pt files, or beside OFT's own code, which names the number of actions of a chunk:
+    only its text is read. None: there is neither.
+    """
+    if any(folder.glob("*_checkpoint.pt")):
+        return False
+    code = folder / CODE
+    return CHUNKS not in code.read_text(encoding="utf-8") if code.exists() else None
 
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
@@ -250,6 +272,11 @@ class _Tensors:
         return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
+def _first_bin(settings: dict[str, Any]) -> int:
+    """Token of the first bin: bins are the last of the vocabulary before its padding."""
+    return settings["text_config"]["vocab_size"] - settings.get("pad_to_multiple_of", 64) - BINS
+
+
 @torch.no_grad()
 def _native(folder: Path, settings: dict[str, Any]) -> Prismatic:
     from transformers.initialization import no_init_weights
@@ -261,7 +288,7 @@ def _native(folder: Path, settings: dict[str, Any]) -> Prismatic:
         weights = dict(native.named_parameters())
         sources = {name: _source(name) for name in weights}
         tensors.check([name for name, _ in sources.values()])
-        last = settings["text_config"]["vocab_size"] - settings.get("pad_to_multiple_of", 64)
+        first = _first_bin(settings)
         for name, weight in weights.items():
             source, part = sources[name]
             if weight.is_meta:
@@ -274,7 +301,7 @@ def _native(folder: Path, settings: dict[str, Any]) -> Prismatic:
             elif name == POSITIONS[1]:
                 value = value[0]
             elif name == "bins.weight":
-                value = value[last - BINS : last]
+                value = value[first : first + BINS]
             if value.shape != weight.shape:
                 raise ValueError(f"expected {source} of {tuple(weight.shape)}, got {tuple(value.shape)}")
             weight.copy_(value)

@@ -1,4 +1,4 @@
-"""A tiny OpenVLA-OFT in its published layout, and an independent computation of what it does, in plain torch.
+"""A tiny OpenVLA or OpenVLA-OFT in its published layout, and an independent computation of it, in plain torch.
 
 Everything is computed from tensors by their published names: DINOv2 and SigLIP as timm 0.9 computes them, Llama as its
 paper says, and the order of tokens as github.com/moojink/openvla-oft has it. Nothing here knows of transformers.
@@ -177,6 +177,29 @@ def hidden(given: Weights, pictures: list[torch.Tensor], prompt: list[int], prop
 
     Of `pictures` [SIDE, SIDE, 3] from 0 to 1, tokens of the prompt without the beginning, and the robot's state.
     """
+    before = _context(given, pictures, prompt, proprio)
+    embeddings = given[f"{LLAMA}embed_tokens.weight"].float()
+    empty = torch.zeros(CHUNK * ACTIONS, embeddings.shape[1])
+    read = _llama(given, torch.cat((before, empty, embeddings[[2]])))
+    # from the last token of the prompt on, which predicts the first element
+    return read[len(before) - 1 : len(before) - 1 + CHUNK * ACTIONS]
+
+
+def written(given: Weights, pictures: list[torch.Tensor], prompt: list[int], elements: int) -> tuple[list[int], Any]:
+    """The likeliest bins of OpenVLA's elements, each given those before, and the scores [elements, 256] of them."""
+    first, embeddings = TOKENS - 256, given[f"{LLAMA}embed_tokens.weight"].float()
+    sequence = _context(given, pictures, prompt, None)
+    chosen: list[int] = []
+    rated = []
+    for _ in range(elements):
+        rated.append(scores(given, _llama(given, sequence, causal=True)[-1])[first:TOKENS])
+        chosen.append(int(rated[-1].argmax()))
+        sequence = torch.cat((sequence, embeddings[[first + chosen[-1]]]))
+    return chosen, torch.stack(rated)
+
+
+def _context(given: Weights, pictures: list[torch.Tensor], prompt: list[int], proprio: np.ndarray | None) -> Any:
+    """Embedded beginning, patches, state and prompt."""
     given = {name: value.float() for name, value in given.items()}
     embeddings = given[f"{LLAMA}embed_tokens.weight"]
     patches = torch.cat([_projected(given, _seen(given, picture)) for picture in pictures])
@@ -186,11 +209,7 @@ def hidden(given: Weights, pictures: list[torch.Tensor], prompt: list[int], prop
         layers = {name.removeprefix("module."): value for name, value in parts()["proprio_projector"].items()}
         token = _dense(layers, "fc2", F.gelu(_dense(layers, "fc1", torch.tensor(scaled).float())))
         patches = torch.cat((patches, token[None]))
-    empty = torch.zeros(CHUNK * ACTIONS, embeddings.shape[1])
-    sequence = torch.cat((embeddings[[1]], patches, embeddings[prompt], empty, embeddings[[2]]))
-    read = _llama(given, sequence)
-    start = len(patches) + len(prompt)  # the place of the last token of the prompt, which predicts the first element
-    return read[start : start + CHUNK * ACTIONS]
+    return torch.cat((embeddings[[1]], patches, embeddings[prompt]))
 
 
 def scores(given: Weights, read: torch.Tensor) -> torch.Tensor:
@@ -199,10 +218,10 @@ def scores(given: Weights, read: torch.Tensor) -> torch.Tensor:
 
 
 def from_tokens(tokens: np.ndarray) -> np.ndarray:
-    """Normalised actions [CHUNK, ACTIONS] of tokens [CHUNK * ACTIONS], from OpenVLA's 255 centres."""
+    """Normalised actions [N, ACTIONS] of tokens [N * ACTIONS], from OpenVLA's 255 centres."""
     edges = np.linspace(-1, 1, 256)
     middle = (edges[:-1] + edges[1:]) / 2.0
-    return middle[np.clip(TOKENS - tokens - 1, 0, 254)].reshape(CHUNK, ACTIONS)
+    return middle[np.clip(TOKENS - tokens - 1, 0, 254)].reshape(-1, ACTIONS)
 
 
 def from_head(read: torch.Tensor) -> np.ndarray:
@@ -273,8 +292,9 @@ def _projected(given: Weights, seen: torch.Tensor) -> torch.Tensor:
     return _dense(given, "projector.fc3", F.gelu(_dense(given, "projector.fc2", x)))
 
 
-def _llama(given: Weights, x: torch.Tensor) -> torch.Tensor:
-    """Last hidden states of embedded tokens [L, width], all attending to all."""
+def _llama(given: Weights, x: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
+    """Last hidden states of embedded tokens [L, width], all attending to all, or to those before."""
+    given = {name: value.float() for name, value in given.items()}
     heads = TEXT["num_attention_heads"]
     size = x.shape[1] // heads
     angles = torch.arange(len(x))[:, None] / 10000.0 ** (torch.arange(0, size, 2) / size)
@@ -293,16 +313,19 @@ def _llama(given: Weights, x: torch.Tensor) -> torch.Tensor:
             (y @ given[f"{layer}self_attn.{name}_proj.weight"].T).reshape(len(x), heads, size).transpose(0, 1)
             for name in "qkv"
         )
-        x = x + _attention(turned(q), turned(k), v) @ given[f"{layer}self_attn.o_proj.weight"].T
+        x = x + _attention(turned(q), turned(k), v, causal=causal) @ given[f"{layer}self_attn.o_proj.weight"].T
         y = rms(f"{layer}post_attention_layernorm", x)
         gate, up = (y @ given[f"{layer}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (F.silu(gate) * up) @ given[f"{layer}mlp.down_proj.weight"].T
     return rms(f"{LLAMA}norm", x)
 
 
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
     """Of heads [heads, L, size] what all attend to, [L, width]."""
-    shares = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])).softmax(-1)
+    similar = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+    if causal:
+        similar = similar.masked_fill(torch.ones_like(similar[0]).triu(1) > 0, -torch.inf)
+    shares = similar.softmax(-1)
     return (shares @ v).transpose(0, 1).flatten(1)
 
 

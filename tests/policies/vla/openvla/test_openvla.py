@@ -1,4 +1,4 @@
-"""Published weights of OpenVLA-OFT, tried with a tiny model in their layout against an independent computation."""
+"""Published weights of OpenVLA and OpenVLA-OFT, a tiny model in their layout against an independent computation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.networks.precision import Precision
 from embodied.text import encode, text_spec
+from policies.vla.checkpoints import starting_points
 from policies.vla.computing import layers
 from policies.vla.openvla.model import LONGEST, cropped, lanczos
-from policies.vla.tokens import Head, TokensConfig, TokensPolicy
+from policies.vla.tokens import Decoding, Head, Reading, TokensConfig, TokensPolicy, bins_of, centres
 from tests.policies.vla.openvla import prismatic
 
 TEXT = 16
@@ -58,22 +59,39 @@ def policy(folder: Path, contract: Contract = ARM, **options: object) -> TokensP
     return TokensConfig(**{"weights": str(folder), "hidden": 16, **options}).build(contract)
 
 
+def single(folder: Path, code: str | None = "class OpenVLAForActionPrediction: ...", **options: object) -> TokensPolicy:
+    """OpenVLA's policy in `folder`: one picture, no state, single actions, the authors' `code` beside the weights."""
+    prismatic.save(folder, proprio=False)
+    (folder / "modeling_prismatic.py").unlink(missing_ok=True)
+    if code is not None:
+        (folder / "modeling_prismatic.py").write_text(code)
+    seeing = {key: spec for key, spec in ARM.observation.items() if key != "wrist"}
+    made = policy(folder, replace(ARM, observation=seeing, horizon=1, executed=1), **options)
+    made.inputs.fit(seen(8))
+    return made
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Tokens of the prompts of `seen`, without the beginning."""
+    words = {word: number for number, word in enumerate(prismatic.WORDS)}
+    asked = [list(PROMPTS.values())[row % 2] for row in range(count)]
+    frame = "In : What action should the robot take to {} ? \n Out : ▁"
+    return [[words[word] for word in frame.format(each).split(" ")] for each in asked]
+
+
 def expected(made: TokensPolicy, observation: TensorDict, state: bool = True) -> torch.Tensor:
     """Hidden states [N, CHUNK * ACTIONS, width]."""
     pictures = made.inputs.pictures(observation, prismatic.SIDE).movedim(2, -1)  # tested below
-    given, words = prismatic.weights(), {word: number for number, word in enumerate(prismatic.WORDS)}
-    found = []
-    for row in range(len(observation)):
-        asked = list(PROMPTS.values())[row % 2]
-        prompt = f"In : What action should the robot take to {asked} ? \n Out : ▁"
-        found.append(
-            prismatic.hidden(
-                given,
-                list((pictures[row] + 1.0) / 2.0),
-                [words[word] for word in prompt.split(" ")],
-                observation["fingers"][row].double().numpy() if state else None,
-            )
+    given = prismatic.weights()
+    found = [
+        prismatic.hidden(
+            given,
+            list((pictures[row] + 1.0) / 2.0),
+            prompt,
+            observation["fingers"][row].double().numpy() if state else None,
         )
+        for row, prompt in enumerate(prompts(len(observation)))
+    ]
     return torch.stack(found)
 
 
@@ -96,6 +114,75 @@ def test_logits_and_actions_equal_those_of_an_independent_computation(tmp_path: 
     wanted = [prismatic.to_robot(prismatic.from_tokens(row)) for row in tokens]
     assert made.scores
     close(decision.actions, np.stack(wanted).clip(ARM.action.low, ARM.action.high))
+
+
+def test_elements_that_are_written_in_turn_equal_an_independent_computation(tmp_path: Path) -> None:
+    """As OpenVLA's own weights do; prompts are padded, and every element depends on those before."""
+    made, observation = single(tmp_path), seen(6)
+    pictures = made.inputs.pictures(observation, prismatic.SIDE).movedim(2, -1)
+    asked = zip(pictures, prompts(6), strict=True)
+    results = [prismatic.written(prismatic.weights(), list((of + 1.0) / 2.0), prompt, 3) for of, prompt in asked]
+    decision = made.act(observation, deterministic=True)
+    assert made.autoregressive
+    assert decision.sample["bins"].flatten(1).tolist() == [bins for bins, _ in results]
+    wanted = [prismatic.to_robot(prismatic.from_tokens(np.array(bins) + prismatic.TOKENS - 256)) for bins, _ in results]
+    close(decision.actions, np.stack(wanted).clip(ARM.action.low, ARM.action.high))
+    rated = torch.stack([scores for _, scores in results]).log_softmax(-1)
+    close(made._log_probs(made._read(observation, decision.sample["bins"].long())[1]).flatten(1, 2), rated)
+    close(decision.log_prob.flatten(1), rated.amax(-1))
+    at_once = policy(tmp_path, made.contract, decoding=Decoding.PARALLEL)
+    at_once.inputs.fit(seen(8))
+    assert (at_once.act(observation, deterministic=True).sample["bins"] != decision.sample["bins"]).any()
+
+
+def test_written_elements_are_drawn_scored_and_learned(tmp_path: Path) -> None:
+    made, observation = single(tmp_path, gradient_checkpointing=True), seen(4)
+    decision = made.act(observation, generator=torch.Generator().manual_seed(0))
+    again = made.act(observation, generator=torch.Generator().manual_seed(1))
+    assert not torch.equal(decision.sample["bins"], again.sample["bins"])
+    evaluated = made.evaluate(observation, decision.sample)
+    close(evaluated.log_prob, decision.log_prob)
+    assert torch.equal(made.value(observation), evaluated.value)  # whatever was written
+    actions, valid = torch.rand(4, 1, 3) - 0.5, torch.ones(4, 1)
+    optimiser = torch.optim.Adam(made.actor_parameters(), 3e-3)
+    before = made.loss(observation, actions, valid)
+    for _ in range(60):
+        optimiser.zero_grad()
+        loss = made.loss(observation, actions, valid)
+        loss.backward()
+        optimiser.step()
+    assert loss < 0.2 < before
+    learned = made.act(observation, deterministic=True).actions
+    close(learned[..., :2], made.to_robot(centres(bins_of(made.normalised(actions), 256), 256))[..., :2])
+    drawn = policy(tmp_path, made.contract, reading=Reading.DRAWN)
+    drawn.load_state_dict(made.state_dict())
+    same = [drawn.act(observation, deterministic=True).sample["bins"] for _ in range(2)]
+    assert torch.equal(*same)
+
+
+@pytest.mark.parametrize(
+    ("code", "in_turn"),
+    [("from constants import NUM_ACTIONS_CHUNK", False), ("class OpenVLA: ...", True), (None, False)],
+)
+def test_how_weights_decode_is_said_by_the_code_beside_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str | None, in_turn: bool
+) -> None:
+    caplog.set_level("INFO", logger="embodied")
+    assert single(tmp_path, code).autoregressive is in_turn
+    assert ("OpenVLA's own need policy.decoding=autoregressive" in caplog.text) is (code is None)
+    assert single(tmp_path, code, decoding=Decoding.AUTOREGRESSIVE).autoregressive
+    start = starting_points.read(str(tmp_path))
+    assert (start.program, start.horizon, start.cameras) == (("OpenVLA", 1, 1) if in_turn else ("OpenVLA-OFT", 8, 1))
+
+
+def test_what_cannot_be_written_in_turn_is_refused(tmp_path: Path) -> None:
+    prismatic.save(tmp_path, head=True)
+    (tmp_path / "modeling_prismatic.py").write_text("")
+    assert not policy(tmp_path).autoregressive  # its .pt files are OpenVLA-OFT's
+    with pytest.raises(UserError, match=r"head=l1 regresses a chunk at once; use policy\.decoding=parallel"):
+        policy(tmp_path, decoding=Decoding.AUTOREGRESSIVE)
+    with pytest.raises(UserError, match=r"decoding=autoregressive is that of published weights"):
+        TokensConfig(decoding=Decoding.AUTOREGRESSIVE)
 
 
 def test_the_regression_equals_an_independent_computation(tmp_path: Path) -> None:
