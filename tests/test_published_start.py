@@ -274,8 +274,11 @@ def test_options_that_are_set_win(tmp_path: Path) -> None:
     assert other.task.observations.value == "native"
 
 
-def openvla(folder: Path, monkeypatch: pytest.MonkeyPatch, *, head: bool) -> Path:
-    """A folder of OpenVLA-OFT on two suites of LIBERO, which reads pictures of two cameras and the state."""
+def openvla(folder: Path, monkeypatch: pytest.MonkeyPatch, *, head: bool = False, proprio: bool = True) -> Path:
+    """A folder of OpenVLA-OFT on two suites of LIBERO, which reads pictures of two cameras and the state.
+
+    Without `proprio`: OpenVLA's, which reads one picture.
+    """
     folder.mkdir()
     ranges = [(mean - 2.0 * std).tolist() for mean, std in (STATE, ACTION)]
     widths = [(mean + 2.0 * std).tolist() for mean, std in (STATE, ACTION)]
@@ -284,7 +287,9 @@ def openvla(folder: Path, monkeypatch: pytest.MonkeyPatch, *, head: bool) -> Pat
     monkeypatch.setattr(prismatic, "ACTION", action)
     monkeypatch.setattr(prismatic, "ACTIONS", 7)
     monkeypatch.setattr(prismatic, "CHUNK", 8)
-    prismatic.save(folder, head=head)
+    prismatic.save(folder, head=head, proprio=proprio)
+    if not proprio:
+        (folder / "modeling_prismatic.py").write_text("class OpenVLAForActionPrediction: ...")
     other = {"action": action | {"q99": [9.0] * 7}, "proprio": {"q01": [0.0] * 8, "q99": [1.0] * 8}}
     own = {"action": action, "proprio": prismatic.PROPRIO}
     statistics = {"libero_10_no_noops": other, "libero_object_no_noops": own}
@@ -303,10 +308,7 @@ def test_openvla_oft_is_evaluated_as_its_authors_do(
         torch.from_numpy(prismatic.prepared(stock[camera][::-1, ::-1].copy())).float() / 255.0
         for camera in ("agentview_image", "robot0_eye_in_hand_image")
     ]
-    words = {word: number for number, word in enumerate(prismatic.WORDS)}
-    prompt = f"In : What action should the robot take to {TASK[0].language} ? \n Out : ▁".split(" ")
-    tokens = [words.get(word, 0) for word in prompt]
-    hidden = prismatic.hidden(prismatic.weights(), pictures, tokens, state_of(stock)[0].double().numpy())
+    hidden = prismatic.hidden(prismatic.weights(), pictures, prompt(), state_of(stock)[0].double().numpy())
     if head:
         normalised = prismatic.from_head(hidden)
     else:
@@ -316,6 +318,27 @@ def test_openvla_oft_is_evaluated_as_its_authors_do(
     assert executed[0].shape[1:] == (count, 7)
     assert set(expected[:, 6]) <= {-1.0, 1.0}
     np.testing.assert_allclose(executed[0][0].numpy(), expected[:count], atol=1e-3)
+
+
+def test_openvla_is_evaluated_as_its_authors_do(
+    tmp_path: Path, stock, executed: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single actions from one picture, without a state, whose elements are written one after the other."""
+    folder = openvla(tmp_path / "weights", monkeypatch, proprio=False)
+    evaluate.run([f"checkpoint={folder}", *ARGUMENTS])
+    picture = torch.from_numpy(prismatic.prepared(stock["agentview_image"][::-1, ::-1].copy())).float() / 255.0
+    bins, _ = prismatic.written(prismatic.weights(), [picture], prompt(), 7)
+    normalised = prismatic.from_tokens(np.array(bins) + prismatic.TOKENS - 256)
+    expected = prismatic.to_robot(normalised).clip(-1.0, 1.0)
+    assert executed[0].shape[1:] == (1, 7)
+    np.testing.assert_allclose(executed[0][0].numpy(), expected, atol=1e-3)
+
+
+def prompt() -> list[int]:
+    """Tokens of OpenVLA's prompt, without the beginning."""
+    words = {word: number for number, word in enumerate(prismatic.WORDS)}
+    text = f"In : What action should the robot take to {TASK[0].language} ? \n Out : ▁"
+    return [words.get(word, 0) for word in text.split(" ")]
 
 
 def refused(arguments: list[str]) -> str:

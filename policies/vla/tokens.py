@@ -250,17 +250,17 @@ class TokensPolicy(adapters.AdaptablePolicy):
 
         bins = None
         if self.autoregressive:
-            state, hidden, bins = self._written(observation, noise, pick)
+            hidden, bins = self._written(observation, noise, pick)
         else:
-            state, hidden = self._read(observation)
+            hidden = self._read(observation)
         has_value = needs_value(self, observation, deterministic)
-        value = self.value_head.values(self._value_outputs(observation, state, hidden)) if has_value else None
+        value = self.value_head.values(self._value_outputs(observation, hidden)) if has_value else None
         if self.regression:
-            no_sample = TensorDict({}, batch_size=[len(state)], device=self.device)
+            no_sample = TensorDict({}, batch_size=[len(hidden)], device=self.device)
             return Decision(
                 self.to_robot(self.regression(hidden)),
                 no_sample,
-                hidden.new_zeros(len(state), self.contract.executed, 1),
+                hidden.new_zeros(len(hidden), self.contract.executed, 1),
                 value,
             )
         log_probs = self._log_probs(hidden)
@@ -268,7 +268,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         x = centres(bins, self.bins)
         if how is Reading.MEDIAN:
             x = x + self._within(log_probs, bins)
-        sample = TensorDict({"bins": bins.to(torch.uint8)}, batch_size=[len(state)])
+        sample = TensorDict({"bins": bins.to(torch.uint8)}, batch_size=[len(hidden)])
         return Decision(self.to_robot(x), sample, self._terms(chosen(log_probs, bins)), value)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
@@ -280,13 +280,13 @@ class TokensPolicy(adapters.AdaptablePolicy):
         if self.regression:
             raise UserError("head=l1 has no likelihood; use policy.head=bins")
         bins = sample["bins"].long()
-        state, hidden = self._read(observation, bins)
+        hidden = self._read(observation, bins)
         log_probs = self._log_probs(hidden)
         # H = -sum_b p_b log p_b
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         terms = self._terms(chosen(log_probs, bins)), self._terms(entropy)
         log_prob, entropy = (sum_of_executed(each, sample) for each in terms)
-        outputs = self._value_outputs(observation, state, hidden)
+        outputs = self._value_outputs(observation, hidden)
         return Evaluation(log_prob, entropy, self.value_head.values(outputs), outputs)
 
     def value(self, observation: TensorDict) -> Tensor:
@@ -299,13 +299,13 @@ class TokensPolicy(adapters.AdaptablePolicy):
 
     def features(self, observation: TensorDict) -> Tensor:
         """Features [N, feature_size]: encoded objects, or the elements' mean hidden state and the robot's state."""
-        return self.critic.features(observation, lambda: self._summary(*self._read(observation)))
+        return self.critic.features(observation, lambda: self._summary(observation, self._read(observation)))
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Cross entropy of tokens, or absolute error, of `actions` [N, H, A] that are `valid` [N, H]; one scalar."""
         target = self.normalised(actions)
         bins = bins_of(target, self.bins)
-        _, hidden = self._read(observation, bins)
+        hidden = self._read(observation, bins)
         if self.regression:
             error = (self.regression(hidden) - target).abs()
         else:
@@ -381,40 +381,38 @@ class TokensPolicy(adapters.AdaptablePolicy):
             self.inputs.take(*map(torch.tensor, state_range(pretrained.statistics["proprio"])))
             self.brought_state = True
 
-    def _read(self, observation: TensorDict, bins: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """State [N, state_size] and hidden states [N, H, A, W] of the elements.
+    def _read(self, observation: TensorDict, bins: Tensor | None = None) -> Tensor:
+        """Hidden states [N, H, A, W] of the elements.
 
         Elements that are written one after the other are those of `bins` [N, H, A]; None: the first alone.
         """
         inputs = self._inputs(observation)
         if not self.autoregressive:
-            return inputs[-1], self.model(*inputs).unflatten(1, (self.contract.horizon, self.actions))
-        state = inputs[-1]
-        if bins is None:
-            return state, self.model(*inputs, state.new_zeros(len(state), 0, dtype=torch.int64)).unsqueeze(1)
-        return state, self.model(*inputs, bins.flatten(1)[:, :-1]).unflatten(1, bins.shape[1:])
+            return self.model(*inputs).unflatten(1, (self.contract.horizon, self.actions))
+        before = torch.zeros_like(inputs[0][:, :0]) if bins is None else bins.flatten(1)[:, :-1]
+        hidden = self.model(*inputs, before)
+        return hidden.unsqueeze(1) if bins is None else hidden.unflatten(1, bins.shape[1:])
 
     @torch.no_grad()
     def _written(
         self, observation: TensorDict, noise: Tensor | None, pick: Callable[[Tensor, Tensor | None], Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """State, hidden states and bins [N, H, A] of elements that `pick` chooses one after the other."""
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states and bins [N, H, A] of elements that `pick` chooses one after the other."""
         assert isinstance(self.model, OpenVLAModel)
         flat = None if noise is None else noise.flatten(1)
 
         def choose(hidden: Tensor, element: int) -> Tensor:
             return pick(self._log_probs(hidden), None if flat is None else flat[:, element])
 
-        inputs = self._inputs(observation)
-        hidden, bins = self.model.write(*inputs, choose)
+        hidden, bins = self.model.write(*self._inputs(observation), choose)
         shape = self.contract.horizon, self.actions
-        return inputs[-1], hidden.unflatten(1, shape), bins.unflatten(1, shape)
+        return hidden.unflatten(1, shape), bins.unflatten(1, shape)
 
-    def _inputs(self, observation: TensorDict) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Pictures, tokens of the prompt, which of them are real, and the state."""
-        state = self.inputs.standardised_state(observation)
+    def _inputs(self, observation: TensorDict) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Tokens of the prompt, which of them are real, pictures, and the state, if the model reads it."""
+        state = self.inputs.standardised_state(observation) if self.model.state else None
         pictures = self.inputs.pictures(observation, self.model.picture_size)
-        return pictures, *self.inputs.tokens(observation), state
+        return *self.inputs.tokens(observation), pictures, state
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of the bins [N, H, A, B]."""
@@ -447,14 +445,14 @@ class TokensPolicy(adapters.AdaptablePolicy):
         share = (chosen(cumulative, bins) - 0.5) / chosen(log_probs, bins).exp()  # share of the bin that is smaller
         return (2.0 * share.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
 
-    def _value_outputs(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
-        return self.critic(self.critic.features(observation, lambda: self._summary(state, hidden)))
+    def _value_outputs(self, observation: TensorDict, hidden: Tensor) -> Tensor:
+        return self.critic(self.critic.features(observation, lambda: self._summary(observation, hidden)))
 
-    def _summary(self, state: Tensor, hidden: Tensor) -> Tensor:
+    def _summary(self, observation: TensorDict, hidden: Tensor) -> Tensor:
         """Inputs of a critic that reads hidden states, [N, W + state_size]."""
         # elements that are written depend on those before, the first on the observation alone
         mean = hidden[:, 0, 0] if self.autoregressive else hidden.mean((1, 2))
-        return torch.cat((mean, state), -1)
+        return torch.cat((mean, self.inputs.standardised_state(observation)), -1)
 
     def _terms(self, elementwise: Tensor) -> Tensor:
         """Contribution [N, K, P] of each executed action to each part, from elements [N, H, A].

@@ -107,22 +107,27 @@ class OpenVLAModel(nn.Module):
         self.register_buffer("deviations", torch.tensor(deviations))
 
     def forward(
-        self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor, bins: Tensor | None = None
+        self, tokens: Tensor, real: Tensor, pictures: Tensor, state: Tensor | None, bins: Tensor | None = None
     ) -> Tensor:
         """Hidden states [N, H * A, W] of the elements.
 
-        Inputs are pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, which comes
-        first, and states [N, state_size]. Written one after the other, elements are those after the first elements
-        `bins` [N, M], and the first one: [N, M + 1, W].
+        Inputs are tokens [N, L] that are `real` [N, L] or padding, which comes first, pictures [N, C, 3, S, S] in
+        [-1, 1], and states [N, state_size], if they are read. Written one after the other, the elements are the first
+        one and those after `bins` [N, M]: [N, M + 1, W].
         """
         if self.autoregressive:
             assert bins is not None, "expected the elements before"
-            return self.computing.run(OpenVLAModel._follow, self, pictures, tokens, real, state, bins).float()
-        return self.computing.run(OpenVLAModel._read, self, pictures, tokens, real, state).float()
+            return self.computing.run(OpenVLAModel._follow, self, tokens, real, state, pictures, bins).float()
+        return self.computing.run(OpenVLAModel._read, self, tokens, real, state, pictures).float()
 
     @torch.no_grad()
     def write(
-        self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor, choose: Callable[[Tensor, int], Tensor]
+        self,
+        tokens: Tensor,
+        real: Tensor,
+        pictures: Tensor,
+        state: Tensor | None,
+        choose: Callable[[Tensor, int], Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Hidden states [N, H * A, W] and bins [N, H * A] of elements that are written one after the other.
 
@@ -131,7 +136,7 @@ class OpenVLAModel(nn.Module):
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        embedded, real = self.computing.run(OpenVLAModel._context, self, pictures, tokens, real, state)
+        embedded, real = self.computing.run(OpenVLAModel._context, self, tokens, real, state, pictures)
         hidden, bins = [], []
         for element in range(self.elements):
             output = self.computing.run(OpenVLAModel._next, self, cache, real, embedded)
@@ -145,9 +150,9 @@ class OpenVLAModel(nn.Module):
         """Scores [..., BINS] of an element's values, from hidden states [..., W]."""
         return (hidden @ self.native.bins.weight.T.float()).float()
 
-    def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
+    def _read(self, tokens: Tensor, real: Tensor, state: Tensor | None, pictures: Tensor) -> Tensor:
         """Hidden states of all elements at once."""
-        context, real = self._context(pictures, tokens, real, state)
+        context, real = self._context(tokens, real, state, pictures)
         language_model = self.native.language_model
         end = language_model.embed_tokens(tokens.new_full((len(tokens), 1), language_model.config.eos_token_id))
         # order: context, H * A empty tokens, end
@@ -162,9 +167,9 @@ class OpenVLAModel(nn.Module):
         )
         return output.last_hidden_state[:, -self.elements - 2 : -2]  # each output is one position before its element
 
-    def _follow(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor, bins: Tensor) -> Tensor:
+    def _follow(self, tokens: Tensor, real: Tensor, state: Tensor | None, pictures: Tensor, bins: Tensor) -> Tensor:
         """Hidden states of the first element and of those after `bins`."""
-        context, real = self._context(pictures, tokens, real, state)
+        context, real = self._context(tokens, real, state, pictures)
         language_model = self.native.language_model
         embedded = torch.cat((context, language_model.embed_tokens(self.first_bin + bins)), 1)
         real = torch.cat((real, real.new_ones(bins.shape)), 1)
@@ -184,13 +189,15 @@ class OpenVLAModel(nn.Module):
         )
         return output.last_hidden_state[:, -1]
 
-    def _context(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def _context(self, tokens: Tensor, real: Tensor, state: Tensor | None, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """Embedded beginning, patches, state and prompt, and which of them are real."""
         count = len(pictures)
         embed = self.native.language_model.embed_tokens
         beginning = embed(tokens.new_full((count, 1), self.native.language_model.config.bos_token_id))
         patches = self.native.projector(self._patches(pictures.flatten(0, 1))).reshape(count, -1, self.width)
-        before = [beginning, patches, *([self.state(state).unsqueeze(1)] if self.state else [])]
+        before = [beginning, patches]
+        if self.state:
+            before.append(self.state(state).unsqueeze(1))
         real_before = real.new_ones(count, sum(part.shape[1] for part in before))
         return torch.cat((*before, embed(tokens)), 1), torch.cat((real_before, real), 1)
 

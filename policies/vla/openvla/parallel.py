@@ -51,15 +51,15 @@ class ParallelModel(nn.Module):
         self.state = StateProjector(state, self.width)
         self.empty = nn.Parameter(torch.randn(elements, self.width))
 
-    def forward(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, real: Tensor, pictures: Tensor, state: Tensor) -> Tensor:
         """Hidden states [N, H * A, W] of the elements.
 
-        Inputs are pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, and states [N,
+        Inputs are tokens [N, L] that are `real` [N, L] or padding, pictures [N, C, 3, S, S] in [-1, 1], and states [N,
         state].
         """
-        return self.computing.run(ParallelModel._read, self, pictures, tokens, real, state).float()
+        return self.computing.run(ParallelModel._read, self, tokens, real, pictures, state).float()
 
-    def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
+    def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor, state: Tensor) -> Tensor:
         count = len(pictures)
         patches = self.native.get_image_features(pictures.flatten(0, 1)).pooler_output.reshape(count, -1, self.width)
         words = self.native.get_input_embeddings()(tokens)

@@ -44,7 +44,7 @@ def test_the_likelihood_is_that_of_the_tempered_tokens_in_acting_and_in_scoring(
     scored = made.evaluate(observation, decision.sample)
     with torch.no_grad():
         weight = made.model.native.get_input_embeddings().weight[-32:]
-        logits = made._read(observation)[1] @ weight.T / temperature
+        logits = made._read(observation) @ weight.T / temperature
     shares = (logits - logits.amax(-1, keepdim=True)).double().exp()
     shares = shares / shares.sum(-1, keepdim=True)
     expected = shares.gather(-1, decision.sample["bins"].long().unsqueeze(-1)).squeeze(-1).log()[:, :2].flatten(1)
@@ -97,7 +97,7 @@ def test_bins_are_few_from_scratch_and_as_many_as_asked_for() -> None:
     for asked, bins in {None: 32, 7: 7, 256: 256}.items():
         made = policy(bins=asked)
         drawn = made.act(observation).sample["bins"]
-        assert made._log_probs(made._read(observation)[1]).shape == (2, 4, 3, bins)
+        assert made._log_probs(made._read(observation)).shape == (2, 4, 3, bins)
         assert int(drawn.max()) < bins
     for wrong in (1, 257):
         with pytest.raises(UserError, match=f"bins={wrong}: expected a number of at least 2 and of at most 256"):
@@ -114,7 +114,7 @@ def test_tokens_are_drawn_from_the_tempered_distribution() -> None:
     noise = drawn.std(0) / 400**0.5
     assert ((drawn.mean(0) + scored.entropy[0]).abs() < 4.0 * noise).all()  # E[log p] = -entropy
     with torch.no_grad():
-        shares = made._log_probs(made._read(same[:1])[1])[0].exp()
+        shares = made._log_probs(made._read(same[:1]))[0].exp()
     likely, bins = shares.max(-1)
     counted = (decision.sample["bins"].long() == bins).double().mean(0)
     assert ((counted - likely).abs() < 4.0 * (likely * (1 - likely) / 400).sqrt() + 1e-9).all()
@@ -139,21 +139,21 @@ def test_parts_are_tokens_actions_or_the_chunk_of_what_is_executed() -> None:
 
 def test_every_token_attends_to_every_other_and_to_no_padding() -> None:
     made, observation = policy(), seen(2)
-    before = made._read(observation)[1]
+    before = made._read(observation)
     made.model.native.get_input_embeddings().weight.data[PAD] = 9.0
-    assert torch.equal(made._read(observation)[1], before)
+    assert torch.equal(made._read(observation), before)
     made.model.empty.data[-1] += 1.0
-    assert (made._read(observation)[1][:, 0, 0] - before[:, 0, 0]).abs().amax() > 1e-4
+    assert (made._read(observation)[:, 0, 0] - before[:, 0, 0]).abs().amax() > 1e-4
 
 
 def test_cameras_words_and_state_are_read_and_what_is_privileged_is_not() -> None:
     made, before = policy(), seen(2)
-    hidden, value = made._read(before)[1], made.value(before)
+    hidden, value = made._read(before), made.value(before)
     for key, changed in {"front": 0, "wrist": 0, "fingers": 3.0, "instruction": 97, "depth": 0, "cube": 9.0}.items():
         after = before.clone()
         after[key][1] = changed
         reads = key not in ("depth", "cube")
-        assert bool((made._read(after)[1][1] != hidden[1]).any()) == reads
+        assert bool((made._read(after)[1] != hidden[1]).any()) == reads
         assert bool(made.value(after)[1] != value[1]) == reads
 
 
@@ -173,7 +173,7 @@ def test_demonstrations_between_their_quantiles_are_between_minus_one_and_one() 
 def test_the_loss_is_the_cross_entropy_of_the_demonstrated_tokens() -> None:
     made, observation = policy(temperature=3.0), seen(4)
     actions, valid = torch.rand(4, 4, 3), torch.tensor([[1.0, 1.0, 1.0, 0.0]] * 4)
-    logits = made.model.logits(made._read(observation)[1])[:, :3]
+    logits = made.model.logits(made._read(observation))[:, :3]
     bins = bins_of(made.normalised(actions), made.bins)[:, :3]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 2), bins.flatten())
     torch.testing.assert_close(made.loss(observation, actions, valid), expected)

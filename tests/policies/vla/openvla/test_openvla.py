@@ -66,9 +66,7 @@ def single(folder: Path, code: str | None = "class OpenVLAForActionPrediction: .
     if code is not None:
         (folder / "modeling_prismatic.py").write_text(code)
     seeing = {key: spec for key, spec in ARM.observation.items() if key != "wrist"}
-    made = policy(folder, replace(ARM, observation=seeing, horizon=1, executed=1), **options)
-    made.inputs.fit(seen(8))
-    return made
+    return policy(folder, replace(ARM, observation=seeing, horizon=1, executed=1), **options)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -103,7 +101,7 @@ def test_logits_and_actions_equal_those_of_an_independent_computation(tmp_path: 
     prismatic.save(tmp_path)
     made, observation = policy(tmp_path), seen(4)
     read = expected(made, observation)
-    state, hidden = made._read(observation)
+    state, hidden = made.inputs.standardised_state(observation), made._read(observation)
     assert bool((state.abs() == 1.0).any())  # clipped, as published
     close(hidden.flatten(1, 2), read)
     logits = prismatic.scores(prismatic.weights(), read)
@@ -128,15 +126,15 @@ def test_elements_that_are_written_in_turn_equal_an_independent_computation(tmp_
     wanted = [prismatic.to_robot(prismatic.from_tokens(np.array(bins) + prismatic.TOKENS - 256)) for bins, _ in results]
     close(decision.actions, np.stack(wanted).clip(ARM.action.low, ARM.action.high))
     rated = torch.stack([scores for _, scores in results]).log_softmax(-1)
-    close(made._log_probs(made._read(observation, decision.sample["bins"].long())[1]).flatten(1, 2), rated)
+    close(made._log_probs(made._read(observation, decision.sample["bins"].long())).flatten(1, 2), rated)
     close(decision.log_prob.flatten(1), rated.amax(-1))
     at_once = policy(tmp_path, made.contract, decoding=Decoding.PARALLEL)
-    at_once.inputs.fit(seen(8))
     assert (at_once.act(observation, deterministic=True).sample["bins"] != decision.sample["bins"]).any()
 
 
 def test_written_elements_are_drawn_scored_and_learned(tmp_path: Path) -> None:
     made, observation = single(tmp_path, gradient_checkpointing=True), seen(4)
+    made.fit(observation, torch.rand(4, 1, 3))
     decision = made.act(observation, generator=torch.Generator().manual_seed(0))
     again = made.act(observation, generator=torch.Generator().manual_seed(1))
     assert not torch.equal(decision.sample["bins"], again.sample["bins"])
@@ -189,7 +187,7 @@ def test_the_regression_equals_an_independent_computation(tmp_path: Path) -> Non
     prismatic.save(tmp_path, head=True)
     made, observation = policy(tmp_path), seen(2)
     normalised = [prismatic.from_head(row) for row in expected(made, observation)]
-    close(made.regression(made._read(observation)[1]), np.stack(normalised))  # type: ignore[misc]
+    close(made.regression(made._read(observation)), np.stack(normalised))  # type: ignore[misc]
     wanted = np.stack([prismatic.to_robot(row) for row in normalised])
     close(made.act(observation).actions, wanted.clip(ARM.action.low, ARM.action.high))
     assert not made.scores
@@ -204,7 +202,7 @@ def test_one_camera_and_no_state_token(tmp_path: Path) -> None:
     seeing = {key: spec for key, spec in ARM.observation.items() if key != "wrist"}
     made, observation = policy(tmp_path, replace(ARM, observation=seeing)), seen(2)
     made.fit(observation, torch.rand(2, 4, 3))
-    close(made._read(observation)[1].flatten(1, 2), expected(made, observation, state=False))
+    close(made._read(observation).flatten(1, 2), expected(made, observation, state=False))
 
 
 def test_a_gripper_whose_limits_begin_at_zero_is_as_published(tmp_path: Path) -> None:
@@ -235,9 +233,9 @@ def test_an_element_of_the_action_that_never_varied_has_a_loss(tmp_path: Path, h
 def test_statistics_stay_unless_those_of_demonstrations_are_asked_for(tmp_path: Path) -> None:
     prismatic.save(tmp_path)
     made, observation = policy(tmp_path), seen(50)
-    before, state = made.act(observation[:2], deterministic=True).actions, made._read(observation)[0]
+    before, state = made.act(observation[:2], deterministic=True).actions, made.inputs.standardised_state(observation)
     made.fit(observation, torch.rand(50, 4, 3))
-    assert torch.equal(made._read(observation)[0], state)
+    assert torch.equal(made.inputs.standardised_state(observation), state)
     assert torch.equal(made.act(observation[:2], deterministic=True).actions, before)
     other = policy(tmp_path, unnorm_key="demonstrations")
     assert not made.lacks_statistics
