@@ -20,7 +20,7 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.policy import Decision, TrainablePolicy
 from embodied.rollout.random_play import first_decisions
-from embodied.rollout.rollout import Cancelled, Collector
+from embodied.rollout.rollout import Cancelled, Collector, Rollout
 from embodied.rollout.storage import Storage
 from embodied.runtime.interrupt import STOPPING
 from real_robot.learning.control import StopRequestedError
@@ -43,6 +43,7 @@ class ActingCollector(Collector):
     ) -> None:
         super().__init__(env, policy, generator, storage=Storage.CPU)
         self.outbox = outbox
+        self._decided = 0  # decisions of the present rollout
 
     def take_weights(self) -> None:
         """Load the newest weights, if there are newer ones.
@@ -53,10 +54,19 @@ class ActingCollector(Collector):
         if (weights := self.outbox.take_weights()) is not None:
             load(self.policy, weights)
 
+    def collect(self, decisions: int) -> Rollout:
+        """See `Collector.collect`; another order cuts the rollout short, so that nothing a person did is lost."""
+        self._decided = 0
+        return super().collect(decisions)
+
+    def _is_over(self) -> bool:
+        return self._decided > 0 and self.outbox.superseded
+
     def _decide(self, observation: TensorDict) -> Decision:
-        if self.outbox.refusal or self.outbox.superseded:
+        if self.outbox.refusal or (self.outbox.superseded and not self._decided):
             raise Cancelled
         self.take_weights()
+        self._decided += 1
         return super()._decide(observation)
 
 

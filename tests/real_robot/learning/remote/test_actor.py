@@ -319,6 +319,24 @@ def test_what_a_person_did_is_stored_as_it_was_executed(tmp_path: Path) -> None:
     assert [each.policy_version for each in rollouts] == [0, 0, 1] or rollouts[2].policy_version >= 1
 
 
+def test_what_a_person_did_before_another_order_is_stored(tmp_path: Path) -> None:
+    """An evaluation is ordered in the middle of a rollout of a hundred decisions, in which a person acts."""
+    person = Script(*[0.01] * 1000)
+    box = inbox(tmp_path / FOLDER)
+    with serving(box) as (_, address), Robot(address, TOKEN, lambda: person, step_limit=1000) as robot:
+        weights = dict(robot.actor.policy.state_dict())
+        box.order(do="collect", decisions=100)
+        box.publish(0, weights)
+        wait_until(lambda: len(robot.arm.commands) > 20)
+        number = box.order(do="evaluate", episodes=1, weights=weights)
+        person.script.clear()
+        robot.env.rules = Rules(4, waits=False)
+        wait_until(lambda: box.journal.total == 1 and number in box._results)
+    rollout = box.rollout(0)
+    assert 5 < len(rollout.executed) < 100
+    assert bool(rollout.signals["human"][:5].all())
+
+
 def example(tmp_path: Path) -> tuple[Inbox, dict]:
     """An inbox, and the entries of a rollout that it accepts."""
     box = inbox(tmp_path)
