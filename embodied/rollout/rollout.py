@@ -285,7 +285,14 @@ class Collector:
                 finals.append((ended + (t - 1) * self.env.num_envs, cast(TensorDict, self.observation)[ended]))
             if not t and self.observation is not None and not len(ended) and in_real_time(self.env):
                 self.observation = self.env.reset(due)  # a learner's update took time, in which the world went on
-            observation = self.memory.with_observation(self._restart(due, len(ended) > 0))
+            try:
+                started_observation = self._restart(due, len(ended) > 0)
+            except Cancelled:
+                if not t:
+                    raise
+                rows.end(t)  # what was decided before the episode that does not begin is kept
+                break
+            observation = self.memory.with_observation(started_observation)
             rows.put(t, {"observation": observation})  # before the step, which may overwrite it
             if self.numbered:
                 rows.put(t, {"start": cast(NumberedStarts, self.env).start})

@@ -12,7 +12,7 @@ from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.policy import Decision
 from embodied.rollout.random_play import first_decisions
-from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.rollout import Cancelled, Collector, Rollout
 from embodied.rollout.starts import RetryStarts
 from tests.embodied.nameless import Nameless
 from tests.embodied.reach import Reach
@@ -295,3 +295,25 @@ def test_only_decisions_that_were_simulated_get_advantages() -> None:
     advantage, _ = gae(*seen, discount=1.0, gae_lambda=1.0)
     assert float(advantage[0]) == -1.0  # -1 - 5 + 5: not the 5 that an early end would save
     assert rollout.own.flatten().tolist() == [True, False]
+
+
+def test_decisions_before_an_episode_that_does_not_begin_are_kept() -> None:
+    """As of a robot whose learner orders something else while a person puts the scene back."""
+    env = Reach(1, step_limit=3)  # of two decisions
+    collector = Collector(env, Constant(env, 0.0), torch.Generator())
+    begin = env.reset
+
+    def refuse(*arguments: object, **options: object) -> TensorDict:
+        raise Cancelled
+
+    def begin_once(*arguments: torch.Tensor) -> TensorDict:
+        env.reset = refuse
+        return begin(*arguments)
+
+    env.reset = begin_once
+    rollout = collector.collect(5)
+    assert rollout.executed.sum((1, 2)).tolist() == [2, 1]
+    assert rollout.truncated.squeeze(1).tolist() == [False, True]
+    assert torch.equal(rollout.next_observation()[-1]["position"], rollout.last_observation["position"])
+    with pytest.raises(Cancelled):
+        collector.collect(5)
