@@ -327,7 +327,7 @@ def test_openvla_is_evaluated_as_its_authors_do(
     folder = openvla(tmp_path / "weights", monkeypatch, proprio=False)
     evaluate.run([f"checkpoint={folder}", *ARGUMENTS])
     picture = torch.from_numpy(prismatic.prepared(stock["agentview_image"][::-1, ::-1].copy())).float() / 255.0
-    bins, _ = prismatic.written(prismatic.weights(), [picture], prompt(), 7)
+    bins, _ = prismatic.written_bins(prismatic.weights(), [picture], prompt(), 7)
     normalised = prismatic.from_tokens(np.array(bins) + prismatic.TOKENS - 256)
     expected = prismatic.to_robot(normalised).clip(-1.0, 1.0)
     assert executed[0].shape[1:] == (1, 7)

@@ -152,11 +152,11 @@ def tokenizer() -> Tokenizer:
 
 def save(folder: Path, *, proprio: bool = True, head: bool = False) -> None:
     """A folder as OpenVLA-OFT's training leaves it: two shards, an index, statistics, tokenizer and .pt files."""
-    given = weights()
-    names = sorted(given)
+    tensors = weights()
+    names = sorted(tensors)
     shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
     for file, inside in shards.items():
-        save_file({name: given[name] for name in inside}, folder / file, {"format": "pt"})
+        save_file({name: tensors[name] for name in inside}, folder / file, {"format": "pt"})
     index = {name: file for file, inside in shards.items() for name in inside}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (folder / "config.json").write_text(json.dumps(config()))
@@ -172,37 +172,43 @@ def save(folder: Path, *, proprio: bool = True, head: bool = False) -> None:
             torch.save(parts()[name], folder / f"{name}--150000_checkpoint.pt")
 
 
-def hidden(given: Weights, pictures: list[torch.Tensor], prompt: list[int], proprio: np.ndarray | None) -> torch.Tensor:
+def hidden(
+    tensors: Weights, pictures: list[torch.Tensor], prompt: list[int], proprio: np.ndarray | None
+) -> torch.Tensor:
     """Hidden states [CHUNK * ACTIONS, width] of one observation, which the chunk is read off.
 
     Of `pictures` [SIDE, SIDE, 3] from 0 to 1, tokens of the prompt without the beginning, and the robot's state.
     """
-    before = _context(given, pictures, prompt, proprio)
-    embeddings = given[f"{LLAMA}embed_tokens.weight"].float()
+    before = _embedded_context(tensors, pictures, prompt, proprio)
+    embeddings = tensors[f"{LLAMA}embed_tokens.weight"].float()
     empty = torch.zeros(CHUNK * ACTIONS, embeddings.shape[1])
-    read = _llama(given, torch.cat((before, empty, embeddings[[2]])))
+    read = _llama_states(tensors, torch.cat((before, empty, embeddings[[2]])))
     # from the last token of the prompt on, which predicts the first element
     return read[len(before) - 1 : len(before) - 1 + CHUNK * ACTIONS]
 
 
-def written(given: Weights, pictures: list[torch.Tensor], prompt: list[int], elements: int) -> tuple[list[int], Any]:
-    """The likeliest bins of OpenVLA's elements, each given those before, and the scores [elements, 256] of them."""
-    first, embeddings = TOKENS - 256, given[f"{LLAMA}embed_tokens.weight"].float()
-    sequence = _context(given, pictures, prompt, None)
+def written_bins(
+    tensors: Weights, pictures: list[torch.Tensor], prompt: list[int], elements: int
+) -> tuple[list[int], Any]:
+    """The likeliest bins of OpenVLA's elements, one after the other, and the scores [elements, 256] of them."""
+    first, embeddings = TOKENS - 256, tensors[f"{LLAMA}embed_tokens.weight"].float()
+    sequence = _embedded_context(tensors, pictures, prompt, None)
     chosen: list[int] = []
     rated = []
     for _ in range(elements):
-        rated.append(scores(given, _llama(given, sequence, causal=True)[-1])[first:TOKENS])
+        rated.append(scores(tensors, _llama_states(tensors, sequence, causal=True)[-1])[first:TOKENS])
         chosen.append(int(rated[-1].argmax()))
         sequence = torch.cat((sequence, embeddings[[first + chosen[-1]]]))
     return chosen, torch.stack(rated)
 
 
-def _context(given: Weights, pictures: list[torch.Tensor], prompt: list[int], proprio: np.ndarray | None) -> Any:
+def _embedded_context(
+    tensors: Weights, pictures: list[torch.Tensor], prompt: list[int], proprio: np.ndarray | None
+) -> Any:
     """Embedded beginning, patches, state and prompt."""
-    given = {name: value.float() for name, value in given.items()}
-    embeddings = given[f"{LLAMA}embed_tokens.weight"]
-    patches = torch.cat([_projected(given, _seen(given, picture)) for picture in pictures])
+    tensors = {name: value.float() for name, value in tensors.items()}
+    embeddings = tensors[f"{LLAMA}embed_tokens.weight"]
+    patches = torch.cat([_projected(tensors, _seen(tensors, picture)) for picture in pictures])
     if proprio is not None:
         first, last = np.array(PROPRIO["q01"]), np.array(PROPRIO["q99"])
         scaled = np.clip(2 * (proprio - first) / (last - first + 1e-8) - 1, -1.0, 1.0)
@@ -212,9 +218,9 @@ def _context(given: Weights, pictures: list[torch.Tensor], prompt: list[int], pr
     return torch.cat((embeddings[[1]], patches, embeddings[prompt]))
 
 
-def scores(given: Weights, read: torch.Tensor) -> torch.Tensor:
+def scores(tensors: Weights, read: torch.Tensor) -> torch.Tensor:
     """Logits [CHUNK * ACTIONS, vocabulary] of hidden states."""
-    return read @ given["language_model.lm_head.weight"].float().T
+    return read @ tensors["language_model.lm_head.weight"].float().T
 
 
 def from_tokens(tokens: np.ndarray) -> np.ndarray:
@@ -260,41 +266,43 @@ def _resized(picture: np.ndarray) -> np.ndarray:
     return np.stack(resized, -1).astype(float).round().clip(0.0, 255.0)
 
 
-def _seen(given: Weights, picture: torch.Tensor) -> torch.Tensor:
+def _seen(tensors: Weights, picture: torch.Tensor) -> torch.Tensor:
     """Features of patches [patches, WIDTH + SIGLIP_WIDTH]."""
     shares = picture.permute(2, 0, 1)
     first, second = (
         (shares - torch.tensor(mean)[:, None, None]) / torch.tensor(deviation)[:, None, None]
         for mean, deviation in zip(MEANS, DEVIATIONS, strict=True)
     )
-    dino = _transformer(given, DINO, first, DEPTH)[1 + REGISTERS :]
-    return torch.cat((dino, _transformer(given, SIGLIP, second, SIGLIP_DEPTH)), -1)
+    dino = _transformer(tensors, DINO, first, DEPTH)[1 + REGISTERS :]
+    return torch.cat((dino, _transformer(tensors, SIGLIP, second, SIGLIP_DEPTH)), -1)
 
 
-def _transformer(given: Weights, begin: str, picture: torch.Tensor, depth: int) -> torch.Tensor:
+def _transformer(tensors: Weights, begin: str, picture: torch.Tensor, depth: int) -> torch.Tensor:
     """Output of the second-to-last block, without a last norm, of a picture [3, SIDE, SIDE]."""
-    x = F.conv2d(picture[None], given[f"{begin}patch_embed.proj.weight"], given[f"{begin}patch_embed.proj.bias"], PATCH)
-    x = x[0].flatten(1).T + given[f"{begin}pos_embed"][0]
+    x = F.conv2d(
+        picture[None], tensors[f"{begin}patch_embed.proj.weight"], tensors[f"{begin}patch_embed.proj.bias"], PATCH
+    )
+    x = x[0].flatten(1).T + tensors[f"{begin}pos_embed"][0]
     if begin == DINO:
-        x = torch.cat((given[f"{begin}cls_token"][0], given[f"{begin}reg_token"][0], x))
+        x = torch.cat((tensors[f"{begin}cls_token"][0], tensors[f"{begin}reg_token"][0], x))
     for block in (f"{begin}blocks.{layer}." for layer in range(depth - 1)):
-        first, second = (given.get(f"{block}{name}.scale_factor", torch.ones(())) for name in ("ls1", "ls2"))
-        y = _dense(given, f"{block}attn.qkv", _norm(given, f"{block}norm1", x, 1e-6))
+        first, second = (tensors.get(f"{block}{name}.scale_factor", torch.ones(())) for name in ("ls1", "ls2"))
+        y = _dense(tensors, f"{block}attn.qkv", _norm(tensors, f"{block}norm1", x, 1e-6))
         y = _attention(*y.reshape(len(x), 3, HEADS, -1).permute(1, 2, 0, 3))
-        x = x + first * _dense(given, f"{block}attn.proj", y)
-        y = _dense(given, f"{block}mlp.fc1", _norm(given, f"{block}norm2", x, 1e-6))
-        x = x + second * _dense(given, f"{block}mlp.fc2", F.gelu(y))
+        x = x + first * _dense(tensors, f"{block}attn.proj", y)
+        y = _dense(tensors, f"{block}mlp.fc1", _norm(tensors, f"{block}norm2", x, 1e-6))
+        x = x + second * _dense(tensors, f"{block}mlp.fc2", F.gelu(y))
     return x
 
 
-def _projected(given: Weights, seen: torch.Tensor) -> torch.Tensor:
-    x = F.gelu(_dense(given, "projector.fc1", seen))
-    return _dense(given, "projector.fc3", F.gelu(_dense(given, "projector.fc2", x)))
+def _projected(tensors: Weights, seen: torch.Tensor) -> torch.Tensor:
+    x = F.gelu(_dense(tensors, "projector.fc1", seen))
+    return _dense(tensors, "projector.fc3", F.gelu(_dense(tensors, "projector.fc2", x)))
 
 
-def _llama(given: Weights, x: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
+def _llama_states(tensors: Weights, x: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
     """Last hidden states of embedded tokens [L, width], all attending to all, or to those before."""
-    given = {name: value.float() for name, value in given.items()}
+    tensors = {name: value.float() for name, value in tensors.items()}
     heads = TEXT["num_attention_heads"]
     size = x.shape[1] // heads
     angles = torch.arange(len(x))[:, None] / 10000.0 ** (torch.arange(0, size, 2) / size)
@@ -305,18 +313,18 @@ def _llama(given: Weights, x: torch.Tensor, *, causal: bool = False) -> torch.Te
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
     def rms(name: str, of: torch.Tensor) -> torch.Tensor:
-        return of / (of.square().mean(-1, keepdim=True) + 1e-6).sqrt() * given[f"{name}.weight"]
+        return of / (of.square().mean(-1, keepdim=True) + 1e-6).sqrt() * tensors[f"{name}.weight"]
 
     for layer in (f"{LLAMA}layers.{number}." for number in range(TEXT["num_hidden_layers"])):
         y = rms(f"{layer}input_layernorm", x)
         q, k, v = (
-            (y @ given[f"{layer}self_attn.{name}_proj.weight"].T).reshape(len(x), heads, size).transpose(0, 1)
+            (y @ tensors[f"{layer}self_attn.{name}_proj.weight"].T).reshape(len(x), heads, size).transpose(0, 1)
             for name in "qkv"
         )
-        x = x + _attention(turned(q), turned(k), v, causal=causal) @ given[f"{layer}self_attn.o_proj.weight"].T
+        x = x + _attention(turned(q), turned(k), v, causal=causal) @ tensors[f"{layer}self_attn.o_proj.weight"].T
         y = rms(f"{layer}post_attention_layernorm", x)
-        gate, up = (y @ given[f"{layer}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ given[f"{layer}mlp.down_proj.weight"].T
+        gate, up = (y @ tensors[f"{layer}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (F.silu(gate) * up) @ tensors[f"{layer}mlp.down_proj.weight"].T
     return rms(f"{LLAMA}norm", x)
 
 
@@ -329,11 +337,11 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: boo
     return (shares @ v).transpose(0, 1).flatten(1)
 
 
-def _dense(given: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    return x @ given[f"{name}.weight"].T + given[f"{name}.bias"]
+def _dense(tensors: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    return x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
 
 
-def _norm(given: Weights, name: str, x: torch.Tensor, eps: float) -> torch.Tensor:
+def _norm(tensors: Weights, name: str, x: torch.Tensor, eps: float) -> torch.Tensor:
     centred = x - x.mean(-1, keepdim=True)
     shares = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
-    return shares * given[f"{name}.weight"] + given[f"{name}.bias"]
+    return shares * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]

@@ -72,25 +72,25 @@ def single(folder: Path, code: str | None = "class OpenVLAForActionPrediction: .
 def prompts(count: int) -> list[list[int]]:
     """Tokens of the prompts of `seen`, without the beginning."""
     words = {word: number for number, word in enumerate(prismatic.WORDS)}
-    asked = [list(PROMPTS.values())[row % 2] for row in range(count)]
+    instructions = [list(PROMPTS.values())[row % 2] for row in range(count)]
     frame = "In : What action should the robot take to {} ? \n Out : ▁"
-    return [[words[word] for word in frame.format(each).split(" ")] for each in asked]
+    return [[words[word] for word in frame.format(each).split(" ")] for each in instructions]
 
 
 def expected(made: TokensPolicy, observation: TensorDict, state: bool = True) -> torch.Tensor:
     """Hidden states [N, CHUNK * ACTIONS, width]."""
     pictures = made.inputs.pictures(observation, prismatic.SIDE).movedim(2, -1)  # tested below
-    given = prismatic.weights()
-    found = [
+    tensors = prismatic.weights()
+    states = [
         prismatic.hidden(
-            given,
+            tensors,
             list((pictures[row] + 1.0) / 2.0),
             prompt,
             observation["fingers"][row].double().numpy() if state else None,
         )
         for row, prompt in enumerate(prompts(len(observation)))
     ]
-    return torch.stack(found)
+    return torch.stack(states)
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor | np.ndarray | list[list[float]]) -> None:
@@ -118,13 +118,15 @@ def test_elements_that_are_written_in_turn_equal_an_independent_computation(tmp_
     """As OpenVLA's own weights do; prompts are padded, and every element depends on those before."""
     made, observation = single(tmp_path), seen(6)
     pictures = made.inputs.pictures(observation, prismatic.SIDE).movedim(2, -1)
-    asked = zip(pictures, prompts(6), strict=True)
-    results = [prismatic.written(prismatic.weights(), list((of + 1.0) / 2.0), prompt, 3) for of, prompt in asked]
+    inputs = zip(pictures, prompts(6), strict=True)
+    results = [prismatic.written_bins(prismatic.weights(), list((of + 1.0) / 2.0), prompt, 3) for of, prompt in inputs]
     decision = made.act(observation, deterministic=True)
     assert made.autoregressive
     assert decision.sample["bins"].flatten(1).tolist() == [bins for bins, _ in results]
-    wanted = [prismatic.to_robot(prismatic.from_tokens(np.array(bins) + prismatic.TOKENS - 256)) for bins, _ in results]
-    close(decision.actions, np.stack(wanted).clip(ARM.action.low, ARM.action.high))
+    actions = [
+        prismatic.to_robot(prismatic.from_tokens(np.array(bins) + prismatic.TOKENS - 256)) for bins, _ in results
+    ]
+    close(decision.actions, np.stack(actions).clip(ARM.action.low, ARM.action.high))
     rated = torch.stack([scores for _, scores in results]).log_softmax(-1)
     close(made._log_probs(made._read(observation, decision.sample["bins"].long())).flatten(1, 2), rated)
     close(decision.log_prob.flatten(1), rated.amax(-1))
